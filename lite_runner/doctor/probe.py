@@ -112,7 +112,13 @@ def operators() -> str:
     """Load our operators."""
     from lite_runner import native
 
-    return native.instructions()
+    found, amx = native.instructions(), native.amx()
+    if not amx:
+        return found
+    if amx != "used":
+        return f"{found}; this processor has AMX, which is not used: {amx}"
+    emulated = "which the project has never run on such a processor, only emulated"
+    return f"{found}, {emulated}; its products are right where they were compared"
 
 
 def lite() -> str:

@@ -21,6 +21,7 @@ _ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training
     "widen": [*[_POINTER] * 3, *[_NUMBER] * 5, _POINTER],
     "step": [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4],
     "choose": [ctypes.c_char_p],
+    "amx": [ctypes.c_int],
     "read": [_POINTER, _NUMBER],
     "peers_bytes": [_NUMBER],
     "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
@@ -36,6 +37,7 @@ _ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training
 # Of the others: 0, or -1 without memory.
 _RESULTS: dict[str, Any] = {
     "instructions": ctypes.c_char_p,
+    "amx": ctypes.c_char_p,
     "read": _NUMBER,
     "peers_bytes": _NUMBER,
     "peers_open": _POINTER,
@@ -101,10 +103,16 @@ def _enough_memory(code: int, *_: Any) -> int:
 
 
 def instructions() -> str:
-    """The kernels in use: avx512, avxvnni, avx2, dotprod (ARM) or portable, the best that this
+    """The kernels in use: amx, avx512, avxvnni, avx2, dotprod (ARM) or portable, the best that this
     processor has, or reproducible."""
     name: bytes = library().lite_runner_instructions()
     return name.decode()
+
+
+def amx() -> str:
+    """Of the processor's tiles (AMX): "used", or why they are not; empty where it has none."""
+    state: bytes = library().lite_runner_amx(0)
+    return state.decode()
 
 
 def choose_kernels(*, reproducible: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from lite_runner import native
 from lite_runner.distributed.job import has_ended
 from lite_runner.doctor import probe
 from lite_runner.errors import EnvironmentFault
@@ -29,8 +31,15 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_our_operators_answer() -> None:
-    assert probe.ask("operators", 60) in KERNELS
+def test_our_operators_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.split("[;,]", probe.ask("operators", 60))[0] in KERNELS
+    for state, told in (
+        ("", ""),
+        ("used", ", which the project has never run on such a processor, only emulated; "),
+        ("the system does not grant it", "; this processor has AMX, which is not used: the sys"),
+    ):
+        monkeypatch.setattr(native, "amx", lambda state=state: state)
+        assert probe.operators().startswith(native.instructions() + told)
 
 
 def test_a_runner_error_keeps_its_hint() -> None:

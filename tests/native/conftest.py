@@ -137,7 +137,7 @@ if SANITIZED:
     settings.load_profile("sanitized")
     native.LIBRARY = Path(SANITIZED)
 OPERATORS = Operators(native.LIBRARY)
-KERNELS = ("portable", "avx2", "avxvnni", "avx512", "dotprod")
+KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "dotprod")
 INSTRUCTIONS = [name for name in KERNELS if OPERATORS.choose(name)]
 # Between portable and the widest that there is, whose text they share: of their own they have
 # a dozen instructions, from registers to registers.

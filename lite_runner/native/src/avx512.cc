@@ -21,6 +21,10 @@ namespace avx512 {
 #endif
 
 const Kernels kAvx512 = avx512::kernels("avx512");
+#if AMX
+const Kernels kAmx = avx512::kernels("amx");  // the same, but see AmxTiles
+bool amx_works() { return avx512::amx_works(); }
+#endif
 
 }  // namespace lite_runner
 #endif

@@ -311,9 +311,14 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
   constexpr int64_t sub = kForm<format>.sub, subs = 32 / sub;
   constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
   unrolled<subs>([&](auto index) __attribute__((always_inline)) {
-    Ints part[count][kParts] = {};
-    const auto add = [&](const uint8_t* bytes) __attribute__((always_inline)) {
-      for (int64_t i = index * (sub / 4); i < (index + 1) * (sub / 4); ++i) {
+    Ints part[count][kParts];
+    clear(part);
+    const auto add = [&](const uint8_t* bytes, [[maybe_unused]] bool begin) __attribute__((always_inline)) {
+      constexpr int64_t quads = sub / 4;
+      if constexpr (count == kAmxRows)
+        AmxTiles<sub>::template multiply<false>(bytes + index * sub, 2 * stride,
+                                                from.words[g * 8 + index * quads], sub, begin, part);
+      for (int64_t i = index * quads; count != kAmxRows && i < (index + 1) * quads; ++i) {
         Ints weights[kParts];
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
@@ -326,13 +331,13 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
       }
     };
     if (wide) {
-      add(x);
+      add(x, true);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r)
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) part[r][p] <<= 8;
     }
-    add(x + 32);
+    add(x + 32, !wide);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < count; ++r) {
       int32_t inputs = 0;
@@ -396,13 +401,18 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
     });
   constexpr bool bytes = eight && BYTE_PRODUCTS;
   Unpacked unpacked;
+  const AmxTiles<kForm<format>.sub> amx(bytes ? rows.count : 0);
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
     const int64_t inputs = smaller_of(kUnpacked, m.in - k);
     unpack<format, bytes>(data + k / kForm<format>.span * kForm<format>.bytes(), inputs, unpacked);
-    in_tiles<kBlockTile>(rows.count, [&](auto count, int64_t row) {
+    const auto multiply = [&](auto count, int64_t row) {
       multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, sums);
-    });
+    };
+    if constexpr (bytes)
+      in_tiles<kBlockTile>(amx, rows.count, multiply);
+    else
+      in_tiles<kBlockTile>(rows.count, multiply);
   }
 }
 

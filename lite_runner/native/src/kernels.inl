@@ -1,6 +1,7 @@
 // All operators in vectors of WIDTH floats, once for each set of instructions, in its namespace.
 #include "simd.inl"
 #include "numbers.inl"
+#include "amx.inl"
 #include "linear.inl"
 #include "bfloat16.inl"
 #include "blocks.inl"

@@ -480,12 +480,14 @@ struct Kernels {
 // Those in use.
 const Kernels& kernels();
 
-// Compilers that know AVX-VNNI.
+// Compilers that know AVX-VNNI, and whose assemblers know AMX.
 #if defined(__x86_64__) && (__clang_major__ >= 12 || __GNUC__ >= 11)
 #define AVX_VNNI 1
+#define AMX 1
+bool amx_works();  // of a processor that has AMX: its products are right
 #endif
 
 // Of these a library has those of its processor's kind.
-extern const Kernels kAvx512, kAvxVnni, kAvx2, kDotprod, kPortable, kReproducible;
+extern const Kernels kAmx, kAvx512, kAvxVnni, kAvx2, kDotprod, kPortable, kReproducible;
 
 }  // namespace lite_runner

@@ -72,14 +72,32 @@ __attribute__((noinline)) void accumulate(float* sums, const X* x, int64_t strid
 
 inline int64_t even(int64_t count) { return (count + 1) & ~1; }
 
-// Runs body<n> over all rows in tiles of at most `most`.
+// Runs body<n> over all rows from `row` on in tiles of at most `most`.
 template <int64_t most, class Body>
-inline void in_tiles(int64_t rows, Body&& body) {
-  int64_t row = 0;
+inline void in_tiles(int64_t rows, Body&& body, int64_t row = 0) {
   for (; row + most <= rows; row += most) body(std::integral_constant<int64_t, most>{}, row);
   unrolled<most - 1>([&](auto index) {
     if (rows - row == index + 1) body(std::integral_constant<int64_t, index + 1>{}, row);
   });
+}
+
+// The same, but of the first rows 16 at once where AMX's tiles take these.
+template <int64_t most, int64_t inputs, class Body>
+inline void in_tiles(const AmxTiles<inputs>& amx, int64_t rows, Body&& body) {
+  int64_t row = 0;
+  if constexpr (kAmxRows > 0)
+    for (; row < amx.rows(); row += kAmxRows)
+      body(std::integral_constant<int64_t, kAmxRows>{}, row);
+  in_tiles<most>(rows, body, row);
+}
+
+// Sums begin with zeros; those of AMX's tiles by themselves.
+template <int64_t count>
+inline __attribute__((always_inline)) void clear(Ints (&sums)[count][kParts]) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; count != kAmxRows && r < count; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) sums[r][p] = Ints{};
 }
 
 constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows: what registers hold
@@ -218,11 +236,14 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
   const int32_t* offsets = reinterpret_cast<const int32_t*>(m.at(m.sums)) + panel * groups * kPanel;
   Tile<count> totals{};
   for (int64_t g = 0; g < groups; ++g, offsets += kPanel) {
-    Ints sum[count][kParts] = {};
+    Ints sum[count][kParts];
+    clear(sum);
     const int64_t first = g * group, end = smaller_of(first + group, depth);
-    const auto add = [&](const uint8_t* x) __attribute__((always_inline)) {
+    const auto add = [&](const uint8_t* x, [[maybe_unused]] bool begin) __attribute__((always_inline)) {
       const uint8_t* from = data;
-      for (int64_t k = first; k < end; k += 4, from += Words::bytes) {
+      if constexpr (count == kAmxRows)
+        AmxTiles<32>::multiply<true>(x + first, 2 * depth, from, end - first, begin, sum);
+      for (int64_t k = first; count != kAmxRows && k < end; k += 4, from += Words::bytes) {
         fetch<Words::bytes>(from + kAhead);
         const Words words = Words::read(from);
 #pragma GCC unroll 16
@@ -241,14 +262,15 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
       }
     };
     const uint8_t* above = rows.bytes + 2 * row * depth;
-    if (any_wide<count>(rows, row, groups, g)) {
-      add(above);
+    const bool wide = any_wide<count>(rows, row, groups, g);
+    if (wide) {
+      add(above, true);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r)
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) sum[r][p] <<= 8;
     }
-    add(above + depth);
+    add(above + depth, !wide);
     data += (end - first) / 4 * Words::bytes;
     add_group(m, rows, row, panel, g, sum, totals);
   }
@@ -385,9 +407,17 @@ void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int6
 // Rows of 16 bits, or of 8, by one panel.
 template <class W>
 void multiply_integers(const Matrix& m, W form, const Rows& rows, int64_t panel, float* sums) {
+#if BYTE_PRODUCTS
+  if (m.rounded_input) {
+    const bool whole = m.input_group() % 32 == 0 && m.depth() % 32 == 0;
+    const AmxTiles<32> amx(whole ? rows.count : 0);
+    return in_tiles<kIntegerTile>(amx, rows.count, [&](auto count, int64_t row) {
+      multiply_bytes<count>(m, rows, row, panel, sums);
+    });
+  }
+#endif
   in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
 #if BYTE_PRODUCTS
-    if (m.rounded_input) return multiply_bytes<count>(m, rows, row, panel, sums);
     if constexpr (count <= kSplitTile) return multiply_split<count>(m, form, rows, row, panel, sums);
 #endif
     multiply_shorts<count>(m, form, rows, row, panel, sums);

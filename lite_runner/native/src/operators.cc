@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -81,15 +83,41 @@ int guarded(Work&& work) {
   }
 }
 
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+// "used", or why AMX's tiles are not; empty where the processor has none. `emulated`: it and the system
+// are not asked.
+const char* state_of_amx([[maybe_unused]] bool emulated) {
+#if AMX
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 3) == 3;  // AMX-TILE, AMX-INT8
+  if (!has_avx512() || !(there || emulated)) return "";
+  // For all threads, of which each has memory for its tiles from the first use on.
+  constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if (!emulated && syscall(SYS_arch_prctl, kAskFor, kTileData) != 0) return "the system does not grant it";
+  return amx_works() ? "used" : "its products are wrong";
+#else
+  return "";
+#endif
+}
+
+const char* amx = state_of_amx(false);
+
 // The kernels that this processor runs, the fastest first.
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vnni"))
-    found.push_back(&kAvx512);
+#if AMX
+  if (std::strcmp(amx, "used") == 0) found.push_back(&kAmx);
+#endif
+  if (has_avx512()) found.push_back(&kAvx512);
 #if AVX_VNNI
   unsigned a = 0, b = 0, c = 0, d = 0;  // not every compiler's __builtin_cpu_supports has avxvnni
   if (avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1)) found.push_back(&kAvxVnni);
@@ -251,6 +279,12 @@ int lite_runner_choose(const char* name) {
       return 1;
     }
   return 0;
+}
+
+// See state_of_amx, which this looks up anew; `emulated`: by a test.
+const char* lite_runner_amx(int emulated) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  return amx = state_of_amx(emulated != 0);
 }
 
 void lite_runner_set_threads(int count) {
