@@ -26,6 +26,7 @@ from lite_runner.backends.lite.export.job import ExportJob, check_room
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.ge import FILE_NAME, render
 from lite_runner.backends.lite.layouts import open_exported
+from lite_runner.config.backend_checks import EngineName
 from lite_runner.config.model_dir import model_yaml
 from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
@@ -57,7 +58,12 @@ FOREIGN = 1e-3  # Lite rounds more in the graphs of MindFormers 1.0.2: by up to 
 PROBE_PROMPTS = (5, 18)  # tokens
 PROBE_STEPS = 3
 LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
-PROBE_THREADS = (1, 2)
+# MindSpore's own runtime keeps the number of threads that it started with.
+PROBE_THREADS: Mapping[EngineName, tuple[int, ...]] = {
+    "lite": (1, 2),
+    "lite-worker": (1, 2),
+    "graph-cell": (2,),
+}
 
 
 def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
@@ -326,7 +332,7 @@ def verify(
     tolerance: float = 0.0,
 ) -> None:
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
-    each with one thread and with two; without `hidden` tokens, which the graph does not see. Of
+    with each number of PROBE_THREADS; without `hidden` tokens, which the graph does not see. Of
     several ranks each calls this, for its graphs. Raises ArtifactError where they differ by more
     than the precision, or `tolerance`, allows."""
     prompts, engine = _probes(manifest, hidden), job.engine
@@ -335,7 +341,7 @@ def verify(
     online.close()
     limit = max(TOLERANCE[manifest.precision], tolerance)
     graphs = manifest.paths(folder, job.ranks.tensor_index)
-    for threads in PROBE_THREADS:
+    for threads in PROBE_THREADS[engine.name]:
         options = replace(engine, threads=threads)
         with progress.step(f"verify in {engine.name}, threads={threads}"):
             backend = open_exported(graphs, manifest, options, slots=1)

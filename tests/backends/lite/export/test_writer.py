@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.export import writer as module
+from lite_runner.config.backend_checks import EngineName
 from lite_runner.errors import ArtifactError
 from tests.generation.mock import hashed_logits
 
@@ -45,7 +46,9 @@ def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
     """`verify(limit, ...)` with a limit of positions and the exported model's error: the longest
     sequence of the exported model, with each number of threads."""
 
-    def run(limit: int, error: float = 0.0, wrong: int = 0) -> list[int]:
+    def run(
+        limit: int, error: float = 0.0, wrong: int = 0, engine: EngineName = "lite-worker"
+    ) -> list[int]:
         exported: list[Fake] = []
 
         def opened(graphs: object, manifest: object, options: object, slots: int) -> Fake:
@@ -63,7 +66,7 @@ def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
             sampled=False,
             paths=lambda folder, rank: {},
         )
-        options = EngineOptions(name="graph-cell")
+        options = EngineOptions(name=engine)
         job = SimpleNamespace(engine=options, ranks=SimpleNamespace(tensor_index=0))
         module.verify(Path(), manifest, job)  # type: ignore[arg-type]
         return [one.longest for one in exported]
@@ -74,7 +77,8 @@ def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
 @pytest.mark.parametrize("limit", [4, 8, 20, 21, 22, 64])
 def test_the_prompts_fit_the_model(verify: Verify, limit: int) -> None:
     """Of 18 tokens and 3 steps, or as many as there is room for."""
-    assert verify(limit) == [min(limit, 21)] * 2
+    assert verify(limit) == [min(limit, 21)] * 2  # with one thread, and with two
+    assert verify(limit, engine="graph-cell") == [min(limit, 21)]  # which cannot change them
 
 
 @pytest.mark.parametrize("wrong", [0, 5, 20])
