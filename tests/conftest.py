@@ -236,6 +236,15 @@ def faults() -> Callable[..., str]:
 
 
 @pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are kept as they are written: to verify one compiles its graphs once more. For tests
+    that compare the tokens of a run or read what is written; run_modes/test_export.py verifies."""
+    from lite_runner.backends.lite.export import writer
+
+    monkeypatch.setattr(writer, "verify", lambda *_, **__: None)
+
+
+@pytest.fixture
 def llama_called_mine(write_tiny_llama: Callable[..., Path]) -> Path:
     """A folder of a tiny Llama with a tokenizer, whose config.json has the model_type `mine`: one
     that a plugin has to register."""
@@ -256,7 +265,7 @@ def small_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from published import PUBLISHED, write
 
     path = tmp_path / "small.gguf"
-    sizes = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
+    sizes = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
     write(path, replace(PUBLISHED["llama_7b"], **sizes, intermediate=1024, vocabulary=2048))
     return path
 

@@ -85,6 +85,7 @@ def test_packed_layers_are_packed_again(
     assert "in the cache" not in run(*command)[2]
 
 
+@pytest.mark.usefixtures("unverified")
 def test_an_export_is_refused(run: Run, tmp_path: Path) -> None:
     form = ("engine=graph-cell", "export.layout=static_pair", "export_output=x")
     code, _, told = run("run_mode=export", "model=tiny_llama", *form)

@@ -11,7 +11,6 @@ import pytest
 
 from lite_runner import launch
 from lite_runner.app import main
-from lite_runner.backends.lite.export import writer
 from lite_runner.config.argv import parse
 from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, resolve
@@ -116,8 +115,8 @@ def test_entries_beyond_the_limit_are_removed_and_reported(
     assert old.is_dir() and not other.exists()
 
 
-def test_an_export_that_the_run_uses_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "verify", lambda *_, **__: None)  # which compiles it once more
+@pytest.mark.usefixtures("unverified")
+def test_an_export_that_the_run_uses_stays() -> None:
     offline = (*HI, "backend=mslite", "engine=graph-cell", "context.cache_limit=0.000001GB")
     offline += ("model.model_config.num_layers=1",)
     run(*offline)

@@ -66,7 +66,7 @@ def shallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "conf_dir", lambda: conf)
 
 
-@pytest.mark.usefixtures("shallow")
+@pytest.mark.usefixtures("shallow", "unverified")
 def test_graphs_from_elsewhere_say_what_ours_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_graphs_from_elsewhere_say_what_ours_do(
         said(paths, model_name="tiny_llama")
 
 
-@pytest.mark.usefixtures("shallow")
+@pytest.mark.usefixtures("shallow", "unverified")
 def test_the_infer_section_of_a_named_models_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +148,7 @@ def test_the_infer_section_of_a_named_models_yaml(
     assert main([*line, "dry_run=true"]) == 0  # online the graphs are not of the run
 
 
+@pytest.mark.usefixtures("unverified")
 def test_an_export_of_another_length_than_the_model_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_config_for_a_model(ready: TextGenerationPipeline) -> None:
     assert made(INPUTS[0], max_new_tokens=6, eos_token_id=[]) == ready(INPUTS[0])
 
 
+@pytest.mark.usefixtures("unverified")
 def test_a_model_object_is_exported(
     ready: TextGenerationPipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

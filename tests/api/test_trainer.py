@@ -24,6 +24,7 @@ from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.layouts import random_checkpoint
 
 
+@pytest.mark.usefixtures("unverified")
 def test_export_then_run_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lite_python: Path
 ) -> None:

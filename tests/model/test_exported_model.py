@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
+from lite_runner.backends.lite.export import writer
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
@@ -35,6 +36,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         patch.setenv("LITE_RUNNER_CACHE", str(folder.parent / "cache"))
+        patch.setattr(writer, "verify", lambda *_, **__: None)
         layout = ["export.layout=static_pair", "infer.infer_seq_length=64"]
         assert main(["run_mode=export", *TINY, *layout, f"export_output={folder}"]) == 0
     return folder

@@ -153,6 +153,7 @@ def tokens(run: Run, *overrides: str) -> list[list[int]]:
     return [row["token_ids"] for row in result["results"]]
 
 
+@pytest.mark.usefixtures("unverified")
 def test_an_export_with_an_adapter_computes_like_the_merged_checkpoint(
     run: Run,
     write_tiny_llama: Callable[..., Path],
