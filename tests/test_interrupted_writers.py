@@ -6,15 +6,14 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from lite_runner.app import main
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.forks import forks
 from tests.paths import FIXTURES, REFERENCE
 from tests.tokenizer_files import write_tokenizer
 
@@ -138,17 +137,21 @@ def test_a_killed_run_leaves_what_there_was_or_what_is_new(writer: str, synced: 
     assert all(data in (old[name], new[name]) for name, data in found.items())
 
 
-# -- Exports, in a process of their own: MindSpore's threads do not survive a fork. ----------------
+# -- Exports, in processes of their own: MindSpore's threads do not survive a fork. --------------
 
 EXPORT = (
     *("run_mode=export", "model=auto", "load_checkpoint=model", "export_output=new"),
     *("export.layout=static_pair", "infer.infer_seq_length=32"),
 )
-# Ends itself before or after this call of a function.
-KILLED = """
-import importlib, os, signal, sys
+# What is written is not verified: that compiles the graphs twice more.
+EXPORTS = """
+import importlib, os, resource, signal, sys
 from lite_runner.app import main
-
+from lite_runner.backends.lite.export import writer
+writer.verify = lambda *_, **__: None
+"""
+# Ends itself before or after this call of a function.
+KILLED = f"""{EXPORTS}
 def kill(when, name):
     module, _, name = name.rpartition(".")
     module = importlib.import_module(module)
@@ -163,25 +166,32 @@ if sys.argv[1]:
     kill(*sys.argv[1].split())
 sys.exit(main(sys.argv[2:]))
 """
-FULL = f"""
-import resource, signal, sys
-from lite_runner.app import main
+FULL = f"""{EXPORTS}
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({LARGEST},) * 2)
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def export(*words: str, code: str = KILLED) -> int:
-    """How a process that exports to `new` ends."""
-    words = (*words, *EXPORT, "overwrite=true", "verbosity=0")
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    return done.returncode
+@pytest.fixture
+def export(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """`export(*words, code=...)`: how a process that exports to `new` ends."""
+    base = tmp_path.parent / f"{tmp_path.name}-export"
+    base.mkdir()
+
+    def run(*words: str, code: str = KILLED) -> int:
+        (base / "code.py").write_text(code)
+        words = (*words, *EXPORT, "overwrite=true", "verbosity=0")
+        done = started.run(*words, program=str(base / "code.py"))
+        assert "Traceback" not in done.stderr
+        return done.returncode
+
+    with forks(base) as started:
+        yield run
 
 
 def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(
-    write_tiny_llama: Callable[..., Path],
+    write_tiny_llama: Callable[..., Path], export: Callable[..., int]
 ) -> None:
     write_tokenizer(byte_tokenizer(), write_tiny_llama("model", {"num_layers": 1}))
     assert export("") == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,25 @@ import pytest
 
 from lite_runner.backends.mindspore import graph_cache
 from lite_runner.backends.mindspore.graph_cache import GraphCache
+from tests.forks import forks
 from tests.paths import ROOT
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def predict(cli: Cli, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
-    """Run a tiny model with a cache of its own; gives result.json and standard error."""
+def predict(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, str]]]:
+    """Run a tiny model in a process and with a cache of its own; gives result.json and standard
+    error."""
 
     def predict(*overrides: str) -> tuple[Any, str]:
         options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=6"]
         options += ["backend=ms", *overrides]
         options += ["model.model_config.num_layers=1"]
-        done = cli(*options, env={"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
+        done = started.run(*options, LITE_RUNNER_CACHE=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "outputs/latest/result.json").read_text("utf-8")), done.stderr
 
-    return predict
+    with forks(tmp_path) as started:
+        yield predict
 
 
 def graphs(folder: Path) -> list[Path]:
