@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,9 @@ from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Graph, GraphName
-from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import open_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
-from tests.mindir.conftest import shallow_model
-from tests.models import reference_model
+from tests.mindir.conftest import BATCH, LENGTH, Export
 from tests.paths import REFERENCE
 
-BATCH, LENGTH = 2, 48
 NAMES = {
     "llama": ["input_ids", "valid_length", "batch_index", "zactivate_len"],
     "gpt2": ["input_ids", "current_index", "init_reset", "valid_length"],
@@ -33,22 +29,6 @@ SHAPES = {
     "current_index": ((BATCH,), "int32"),
     "init_reset": ((1,), "bool"),
 }
-
-
-def export(
-    case: str, folder: Path, *, sampled: bool = False, length: int = LENGTH
-) -> dict[GraphName, Graph]:
-    return export_static_pair(
-        shallow_model(case),
-        ReadAhead(open_checkpoint(REFERENCE / case, reference_model(case))),
-        folder,
-        stems_of("tiny"),
-        batch_size=BATCH,
-        seq_length=length,
-        dtype="float32",
-        enc_key=None,
-        sampled=sampled,
-    )
 
 
 def load(folder: Path, graphs: dict[GraphName, Graph]) -> GraphCellEngine:
@@ -66,13 +46,15 @@ def run(
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_names_and_inputs_are_those_of_mindformers(case: str, tmp_path: Path) -> None:
-    graphs = export(case, tmp_path)
-    written = sorted(path.name for path in tmp_path.iterdir())
+def test_names_and_inputs_are_those_of_mindformers(
+    case: str, exported: Callable[..., Export]
+) -> None:
+    _, folder, graphs = exported(case)
+    written = sorted(path.name for path in folder.iterdir())
     assert written == ["tiny_inc_graph.mindir", "tiny_prefill_graph.mindir"]
     for name, graph in graphs.items():
         model = ModelProto()
-        model.ParseFromString((tmp_path / graph.file).read_bytes())
+        model.ParseFromString((folder / graph.file).read_bytes())
         inputs = {
             one.name.rpartition(":")[2]: tuple(one.tensor[0].dims) for one in model.graph.input
         }
@@ -84,9 +66,9 @@ def test_names_and_inputs_are_those_of_mindformers(case: str, tmp_path: Path) ->
             assert (spec.shape, spec.dtype, inputs[spec.name]) == (shape, dtype, shape)
 
 
-def test_batch_index_says_whose_row_it_is(tmp_path: Path) -> None:
-    graphs = export("llama", tmp_path, sampled=True)
-    engine = load(tmp_path, graphs)
+def test_batch_index_says_whose_row_it_is(exported: Callable[..., Export]) -> None:
+    _, folder, graphs = exported("llama", sampled=True)
+    engine = load(folder, graphs)
     expected = np.load(REFERENCE / "llama" / "expected.npz")
     lengths, forced = expected["lengths"][:BATCH], expected["continuations"][:BATCH]
     ids = np.zeros((BATCH, LENGTH), np.int32)
@@ -121,7 +103,7 @@ def test_batch_index_says_whose_row_it_is(tmp_path: Path) -> None:
     assert np.array_equal(np.stack(got), wanted.argmax(-1)[..., None])
 
 
-def test_a_sequence_longer_than_the_model(tmp_path: Path) -> None:
+def test_a_sequence_longer_than_the_model(exported: Callable[..., Export], exports: Path) -> None:
     with pytest.raises(ConfigError, match="of 49 tokens, but the model supports at most 48"):
-        export("gpt2", tmp_path, length=49)
-    assert not list(tmp_path.iterdir())
+        exported("gpt2", seq_length=49)
+    assert not list(exports.glob("gpt2*=49/*"))
