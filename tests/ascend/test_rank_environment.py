@@ -71,33 +71,34 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
     return recorded(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "shown", "visible", "indices"),
-    [
-        ("visible_devices", range(8), "4,5,6,7", [0, 1, 2, 3]),
-        ("visible_devices", range(4, 8), "0,1,2,3", [0, 1, 2, 3]),  # in a container
-        ("backwards", range(8), "4,6,7", [2, 0, 1]),
-    ],
-)
-def test_the_ranks_of_a_table(
-    shows: list[int], tmp_path: Path, name: str, shown: range, visible: str, indices: list[int]
-) -> None:
-    shows[:] = shown
-    table = TABLES / f"{name}.json"
-    if name == "backwards":
-        table = tmp_path / "table.json"
-        RankTable((TableServer("192.0.2.1", (Device(7), Device(4), Device(6))),)).write(table)
-    count = len(indices)
-    found = run_recorded(tmp_path, Cluster(count, count), table)
-    for rank, (environ, index) in enumerate(zip(found, indices, strict=True)):
+def test_the_ranks_of_a_table(shows: list[int], tmp_path: Path) -> None:
+    """By a real msrun; then with the variables of other tables and machines in place of its own."""
+    table = TABLES / "visible_devices.json"
+    started = run_recorded(tmp_path, Cluster(4, 4), table)
+    for rank, environ in enumerate(started):
         assert environ["RANK_ID"] == str(rank)
         assert environ["DEVICE_ID"] == str(FACTS["msrun"]["DEVICE_ID"][rank])
-        assert environ["RANK_SIZE"] == str(count)
-        assert environ["RANK_TABLE_FILE"] == str(table)
-        assert environ[VISIBLE] == visible
+        assert (environ["RANK_SIZE"], environ["RANK_TABLE_FILE"]) == ("4", str(table))
         assert [environ[name] for name in sections.HCCL_VARIABLES] == ["7200", "7200"]
-        member = membership(environ)
-        assert member is not None and device_of(member, 0, environ) == index
+        assert (
+            environ.items() >= rank_variables(Cluster(4, 4), read_rank_table(table), 7200).items()
+        )
+    backwards = tmp_path / "table.json"
+    RankTable((TableServer("192.0.2.1", (Device(7), Device(4), Device(6))),)).write(backwards)
+    for path, shown, visible, indices in (
+        (table, range(8), "4,5,6,7", [0, 1, 2, 3]),
+        (table, range(4, 8), "0,1,2,3", [0, 1, 2, 3]),  # in a container
+        (backwards, range(8), "4,6,7", [2, 0, 1]),
+    ):
+        shows[:] = shown
+        count = len(indices)
+        found = rank_variables(Cluster(count, count), read_rank_table(path), 7200)
+        assert found[VISIBLE] == visible
+        found |= {"MS_WORKER_NUM": str(count), "RANK_SIZE": str(count)}
+        found["RANK_TABLE_FILE"] = str(path)
+        for environ, index in zip(started, indices, strict=False):
+            member = membership({**environ, **found})
+            assert member is not None and device_of(member, 0, {**environ, **found}) == index
 
 
 def test_the_second_machine_of_a_table(shows: list[int]) -> None:
