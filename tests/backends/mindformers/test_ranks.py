@@ -3,6 +3,7 @@ no device here: the workers are stand-ins, and the ranks threads."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -193,3 +194,19 @@ def test_nothing_is_left_where_one_fails(
     said = [error.message for error in found if isinstance(error, RunnerError)]
     assert any(expected in message for message in said)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mindformers.yaml"]
+
+
+def test_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, each with a MindFormers of its own, complete what one does."""
+    monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path)))
+    line = ["model=tiny_gpt2", "predict_data=[hello,the cat,abc]", "max_new_tokens=4", "seed=3"]
+    found = []
+    for parallel in ([], ["parallel=dp2"]):
+        assert main([*line, "backend=mindformers", *parallel]) == 0
+        result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+        assert result["engine"] == "mindformers-1.0.2"
+        assert result["world_size"] == 1 + len(parallel)
+        found.append([row["token_ids"] for row in result["results"]])
+    assert found[0] == found[1] and len(found[0]) == 3
+    yamls = sorted(path.name for path in Path("outputs/latest/").glob("*mindformers.yaml"))
+    assert yamls == ["1-mindformers.yaml", "mindformers.yaml"]
