@@ -60,7 +60,16 @@ GLM2: dict[str, Any] = {
     "tie_word_embeddings": False,
     "pad_token_id": 0,
 }
+
+
+def first_layer(model: Decoder) -> Decoder:
+    return replace(model, blocks=model.blocks[:1])
+
+
 FAST = replace(CONFIGS["bloom"].feed_forward, activation="quick_gelu")
+# Of two layers are those alone of which there is no file that MindFormers has saved: each layer is
+# to be compiled.
+TWO_LAYERS = ("bloom", "bloom, fast_gelu", "glm2, a key for each head")
 OURS: dict[str, Decoder] = {
     "bloom": CONFIGS["bloom"],
     "bloom, fast_gelu": replace(
@@ -84,7 +93,10 @@ FILES = {
         )
         for name in ("gpt2", "llama")
     },
-    **{name: ModelFiles("ours", None, model, 0) for name, model in OURS.items()},
+    **{
+        name: ModelFiles("ours", None, model if name in TWO_LAYERS else first_layer(model), 0)
+        for name, model in OURS.items()
+    },
 }
 GLM = REFERENCE / "chatglm_6b"
 Logits = dict[int, list[NDArray[np.float32]]]
@@ -252,7 +264,7 @@ LATER = {  # what 1.9.0 computes
     "llama, llama3 scaling": ModelFiles(
         "ours",
         None,
-        GROUPED.with_rope_scaling(RopeScaling("llama3", 8.0, original_seq_length=4)),
+        first_layer(GROUPED.with_rope_scaling(RopeScaling("llama3", 8.0, original_seq_length=4))),
         0,
     ),
     "qwen2": ModelFiles("ours", None, reference_model("qwen2"), 0),
@@ -319,7 +331,7 @@ def test_a_run_that_compares(
 ) -> None:
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(mindformers_python))
     line = ["model=tiny_gpt2", "predict_data=[hello,the cat,abc]", "max_new_tokens=4", "seed=3"]
-    line += ["backend=mindformers", "model.model_config.use_past=false"]  # one graph, not two
+    line.append("backend=mindformers")
     assert main([*line, "compare_backend=native", "compare_tolerance=1e-9"]) == 1
     said = capsys.readouterr().err
     assert "3 of 3 texts differ from backend=mindformers by more than" in said
@@ -329,4 +341,4 @@ def test_a_run_that_compares(
     assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "native"]
     for text in comparison["texts"]:
         assert text["equal"] == text["tokens"] == 4 and 0 < text["logit_difference"] < 0.05
-    assert all(side["peak_rss_mib"] > 100 for side in comparison["sides"])
+    assert all(side["peak_rss_mib"] > 20 for side in comparison["sides"])
