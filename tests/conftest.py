@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from lite_runner import run_modes
 from tests import left_behind
+from tests.light_msrun import light_package
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -242,6 +243,12 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     from lite_runner.backends.lite.export import writer
 
     monkeypatch.setattr(writer, "verify", lambda *_, **__: None)
+
+
+@pytest.fixture
+def light_msrun(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """See tests/light_msrun.py."""
+    monkeypatch.setenv("PYTHONPATH", light_package(tmp_path_factory.mktemp("light")))
 
 
 @pytest.fixture

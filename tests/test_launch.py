@@ -42,6 +42,7 @@ else:
 """
 
 
+@pytest.mark.usefixtures("light_msrun")
 @pytest.mark.parametrize("source", ["env", "file", "itself"])
 def test_the_config_and_the_key_reach_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str

@@ -126,6 +126,7 @@ def test_scores_equal_transformers(backend: NativeBackend, scores: Callable) -> 
     assert -scores(backend, ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_three_ranks_say_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:
     """Nine heads over three key/value heads: three ranks, each with a third of every layer."""
     cases = REFERENCE["completions"]

@@ -415,6 +415,7 @@ register_toy(shard=SHARD)
 """
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_tensor_parallel(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

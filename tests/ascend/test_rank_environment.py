@@ -249,6 +249,7 @@ def test_the_device_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_of("--device_id", "6").context.device_id == 6
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_the_launch_takes_the_table(
     shows: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

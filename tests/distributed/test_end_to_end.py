@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.light_msrun import light_package
 from tests.paths import ROOT
 
 PROMPT = "I love Beijing, because"
@@ -53,13 +54,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         "node 1": (*node, "parallel.node_rank=1"),
         "too long": (*TP2, "max_new_tokens=null", "predict_data=" + "x" * 5000),
     }
+    light = light_package(tmp_path_factory.mktemp("light"))
     started = {}
     for name, words in commands.items():
         folder = tmp_path_factory.mktemp("job")
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "run_lite.py"), *words],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": ""},
+            env={**os.environ, "PYTHONPATH": light if name.startswith("node") else ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from tests.paths import ROOT
@@ -76,6 +77,7 @@ def assert_cut_short(ended: Ended) -> None:
     assert "tokens, load" in ended.err and ended.err.count("interrupted\n") == 1
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_what_there_is_is_written(tmp_path: Path) -> None:
     """By replicas, which are not at the same step; ranks that share a model stop at one step below,
     and both together in test_stopping.py."""

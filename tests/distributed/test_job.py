@@ -57,6 +57,13 @@ def wait_for(count: int, marker: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture(autouse=True)
+def others(request: pytest.FixtureRequest) -> None:
+    """The first test has an msrun with all of MindSpore's package, the others do without."""
+    if request.function is not test_text_and_notes_of_rank_0_come_through:
+        request.getfixturevalue("light_msrun")
+
+
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[str]:
     """A text in the command line of every process of the test's job; what is left is killed."""

@@ -126,6 +126,7 @@ def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("out/best").exists()
 
 
+@pytest.mark.usefixtures("light_msrun")
 @pytest.mark.parametrize(
     ("keys", "file"),
     [

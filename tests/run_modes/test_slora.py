@@ -220,6 +220,7 @@ def test_a_dry_run_tells_of_the_pool_that_the_run_has(
     assert "for those loaded at a time" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_two_ranks_give_the_tokens_of_one(
     adapters: str, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_nothing_is_left_where_one_fails(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mindformers.yaml"]
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, each with a MindFormers of its own, complete what one does."""
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path)))

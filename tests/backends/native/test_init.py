@@ -177,6 +177,7 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
     assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_replicas_answer_as_one_process_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Random weights: each of the two ranks packs its own."""
     settings = ["model=tiny_llama", "predict_data=[abc,xyz]", "max_new_tokens=4"]
