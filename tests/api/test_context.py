@@ -50,31 +50,32 @@ rank_id, device_num = init_context(
         parallel_mode="SEMI_AUTO_PARALLEL", gradients_mean=False, full_batch=True
     ),
 )
-config = AutoConfig.from_pretrained("tiny_llama")
-config.parallel_config = TransformerOpParallelConfig(data_parallel=data, model_parallel=model)
-if len(sys.argv) > 4:  # as 003 has it, but for the commas
-    pet_config = {{
-        "pet_type": "lora",
-        # configuration of lora
-        "lora_rank": 16,
-        "lora_alpha": 16,
-        "lora_dropout": 0.05,
-        "target_modules": '.*wq|.*wk|.*wv|.*wo',
-    }}
-    config.checkpoint_name_or_path = None
-    config.pet_config = pet_config
-network = AutoModel.from_config(config)
-if len(sys.argv) > 3:  # load the part of this rank, as 003 and 004 do
-    Model(network).infer_predict_layout(ms.Tensor(np.ones((1, config.seq_length)), ms.int32))
-    checkpoint = get_last_checkpoint(os.path.join(sys.argv[3], f"rank_{{rank_id}}"))
-    assert ms.load_param_into_net(network, ms.load_checkpoint(checkpoint)) == ([], [])
-outputs = [
-    network.generate({PROMPTS!r}, **{OPTIONS!r}),
-    network.generate([[5, 6, 7]], max_new_tokens=9),
-    network.generate({PROMPTS!r}, **{TOLD!r}),
-]
-with open(f"rank_{{rank_id}}.json", "w") as file:
-    json.dump([rank_id, device_num, outputs], file)
+for number, parts in enumerate(sys.argv[3:] or [""]):  # without LoRA, then with it
+    config = AutoConfig.from_pretrained("tiny_llama")
+    config.parallel_config = TransformerOpParallelConfig(data_parallel=data, model_parallel=model)
+    if number == 1:  # as 003 has it, but for the commas
+        pet_config = {{
+            "pet_type": "lora",
+            # configuration of lora
+            "lora_rank": 16,
+            "lora_alpha": 16,
+            "lora_dropout": 0.05,
+            "target_modules": '.*wq|.*wk|.*wv|.*wo',
+        }}
+        config.checkpoint_name_or_path = None
+        config.pet_config = pet_config
+    network = AutoModel.from_config(config)
+    if parts:  # load the part of this rank, as 003 and 004 do
+        Model(network).infer_predict_layout(ms.Tensor(np.ones((1, config.seq_length)), ms.int32))
+        checkpoint = get_last_checkpoint(os.path.join(parts, f"rank_{{rank_id}}"))
+        assert ms.load_param_into_net(network, ms.load_checkpoint(checkpoint)) == ([], [])
+    outputs = [
+        network.generate({PROMPTS!r}, **{OPTIONS!r}),
+        network.generate([[5, 6, 7]], max_new_tokens=9),
+        network.generate({PROMPTS!r}, **{TOLD!r}),
+    ]
+    with open(f"{{['', 'lora_'][number]}}rank_{{rank_id}}.json", "w") as file:
+        json.dump([rank_id, device_num, outputs], file)
 if len(sys.argv) > 3 and rank_id == 1:
     raise ValueError("of rank 1")
 if len(sys.argv) > 3:
@@ -142,10 +143,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
     base = tmp_path_factory.mktemp("ranks")
     (base / "script.py").write_text(SCRIPT)
     (base / "loop.sh").write_text(LOOP)
-    table, other = base / "hccl_2p.json", base / "other.json"  # a job each
-    for path, net in ((table, 0), (other, 1)):
-        devices = tuple(Device(number, f"192.168.{net}.{number}") for number in range(2))
-        RankTable((TableServer(f"10.0.{net}.7", devices),)).write(path)
+    table = base / "hccl_2p.json"
+    devices = tuple(Device(number, f"192.168.0.{number}") for number in range(2))
+    RankTable((TableServer("10.0.0.7", devices),)).write(table)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     cut = base / "cut"
@@ -163,12 +163,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
     running = {
         "dp": start(base / "dp", *msrun, "2", "1"),
         "mp": start(
-            base / "mp", "bash", "../loop.sh", str(table), "../script.py", "1", "2", str(cut)
-        ),
-        "lora_ranks": start(
-            base / "lora_ranks",
-            *("bash", "../loop.sh", str(other), "../script.py", "1", "2"),
-            *(str(base / "lora"), "lora"),
+            base / "mp",
+            *("bash", "../loop.sh", str(table), "../script.py", "1", "2"),
+            *(str(cut), str(base / "lora")),
         ),
     }
     return {name: (base / name, *finished(process)) for name, process in running.items()}
@@ -206,7 +203,7 @@ def save_ckpt(path: Path, values: Mapping[str, Any]) -> None:
 def test_every_rank_is_given_what_one_process_makes(
     ranks: dict[str, tuple[Path, int, str]], name: str
 ) -> None:
-    folder, code, output = ranks["lora_ranks" if name == "lora" else name]
+    folder, code, output = ranks["mp" if name == "lora" else name]
     logs = [path.read_text() for path in folder.glob("*.log")]
     assert code == 0, (output, logs)
     loaded = {
@@ -219,7 +216,8 @@ def test_every_rank_is_given_what_one_process_makes(
     told = model.generate(PROMPTS, **TOLD)
     model.close()
     for rank in range(2):
-        found: list[Any] = json.loads((folder / f"rank_{rank}.json").read_text())
+        file = folder / f"{'lora_' if name == 'lora' else ''}rank_{rank}.json"
+        found: list[Any] = json.loads(file.read_text())
         found_told = found[2].pop()
         assert found == [rank, 2, expected]
         assert found_told["sequences"] == told["sequences"]
