@@ -112,8 +112,8 @@ def attention_of(family: str, kind: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("bloom", ms.float16), ("llama", ms.float16), ("llama", ms.bfloat16)],
-    ids=["bloom", "llama", "llama_bfloat16"],
+    [("bloom", ms.float16), ("llama", ms.bfloat16)],  # llama's in float16: with integers, below
+    ids=["bloom", "llama_bfloat16"],
 )
 def test_the_front_end_takes_the_graphs(family: str, dtype: ms.Type, tmp_path: Path) -> None:
     config = resized(FAMILIES[family], num_layers=1)
@@ -142,6 +142,7 @@ def test_the_front_end_takes_quantized_graphs(family: str, quant: Quant, tmp_pat
         found = primitives(network, kind, 3, tmp_path)
         expected = attention_of(family, kind) | {
             "MatMul": 1,  # the head
+            "RmsNorm": 3 if family == "llama" else 0,
             "WeightQuantBatchMatmul": 0 if integer else linears,
             "QuantBatchMatmul": linears if integer else 0,
         }
@@ -296,10 +297,7 @@ def test_plain_operators_on_atlas_800_and_in_pynative_mode(
     given = {"device": "Ascend", "dtype": "float16", "pynative": pynative}
     model = known.online(len(known.prompts), known.length, **given)
     assert isinstance(model._network.blocks[0].attention, Attention)
-    if pynative:
-        assert relative_error(known.run(model), known.logits) <= 1e-2
-    else:
-        assert relative_error(known.prefill(model), known.logits[:, 0]) <= 1e-2
+    assert relative_error(known.prefill(model), known.logits[:, 0]) <= 1e-2
 
 
 @pytest.mark.usefixtures("on_ascend")

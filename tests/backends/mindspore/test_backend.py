@@ -130,10 +130,9 @@ class TestRows(RowsKeepApart):
 
 def test_a_window_over_chunks_and_in_more_room(reference: Reference, relative_error: Error) -> None:
     """Chunks shorter than the window and longer; and what a network of less room has become. One
-    of its layers has a window, and the other sees all."""
+    of its layers has a window, and the other sees all. With graphs it has grown: test_growing."""
     known = reference("qwen2_window")
     model, last = known.online(1, 12), len(known.prompts) - 1
-    model.forward([Row(0, known.prompts[0][:5], 0)])
     model.grow(len(known.prompts), known.length)
     assert relative_error(known.run(model), known.logits) <= TOLERANCE
     prompt = known.prompts[last]
@@ -221,8 +220,8 @@ def test_a_row_is_scored_by_its_adapter(
     assert pool.adapters is not None
     slot = pool.adapters.pin("all")
     scored = pool.forward([Row(0, ids, 0, slot, logits=30)])
-    steps = [Row(1, ids[at : at + 1], at, slot) for at in range(30)]
-    wanted = np.concatenate([pool.forward([row]) for row in steps])
+    prompts = [Row(1, ids[: at + 1], 0, slot) for at in range(30)]
+    wanted = np.concatenate([pool.forward([row]) for row in prompts])
     assert relative_error(scored, wanted) < 1e-5
     assert relative_error(scored, plain.forward([base])) > 1e-2
 
