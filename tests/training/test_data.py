@@ -128,13 +128,15 @@ def test_records_that_are_no_examples(
         ("a.jsonl", b"\xff\xfe", "not UTF-8 at byte 0"),
         ("a.parquet", b"x", "expected a file ending in .jsonl, .json, .csv"),
         ("a.jsonl", b"", "nothing to learn: of 0 examples"),
+        ("a.jsonl", None, "No such file or directory"),
     ],
 )
 def test_files_that_cannot_be_read(
-    name: str, content: bytes, said: str, tmp_path: Path, tokenizer: Tokenizer
+    name: str, content: bytes | None, said: str, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
         read_data(path, tokenizer, "alpaca", 100)
     assert said in str(raised.value)

@@ -79,6 +79,10 @@ def test_integers_and_blocks_are_written_unchanged(tmp_path: Path) -> None:
     kept = with_quantization(read, model, Quantization("a16"))
     write_gguf(second, kept, model, "Q4_1", tokens(model))
     assert second.read_bytes() == first.read_bytes()
+    write_gguf(second, kept, model, "Q8_0", tokens(model))  # of another type they are made anew
+    for name, one in from_gguf(open_gguf(second), model).items():
+        expected = read[name].float32()
+        assert np.abs(one.float32() - expected).max() <= 0.01 * np.abs(expected).max(), name
 
 
 def test_frequencies_of_llama_3(tmp_path: Path) -> None:
