@@ -162,7 +162,7 @@ def test_a_folder_of_options_has_launchers_and_sweeps() -> None:
         path.write_text(text)
     words = ["--config-dir", "conf", "+experiment=quick", "hydra/launcher=mine"]
     assert [job["seed"] for job in sweep(*words)[1].seen] == ["5", "6"]
-    with pytest.raises(ConfigError, match="^experiment=quick: experiment is a group of yours"):
+    with pytest.raises(ConfigError, match=r"^experiment=quick: experiment is a group of yours"):
         sweep("--config-dir", "conf", "experiment=quick")  # once, not of each job
 
 
