@@ -142,7 +142,7 @@ def tensors_of(model: Decoder, weights: str) -> Mapping[str, LazyTensor]:
             matrix = BlockMatrix(kind.name, data, one.shape[1])
             own = LazyBlocks(kind.name, data.nbytes, lambda matrix=matrix: matrix)  # type: ignore[misc]
             tensors[one.name] = replace(tensors[one.name], block_type=kind.name, blocks=own)
-    return with_quantization(tensors, model, Quantization("file"))
+    return with_quantization(tensors, model, Quantization("a16"))
 
 
 def measured(backend: Backend) -> tuple[float, float, list[int]]:

@@ -31,7 +31,7 @@ from tests.backends.native.ranks import Case, model_of
 EXPECTED: dict[tuple[str, str, CacheType], str] = {
     ("llama", "none", "fp32"): "b1b12045078a774e",
     ("llama", "a16w8", "fp16"): "124b4d7815c7f909",
-    ("wide", "file", "int8"): "12ac52f0348136c3",
+    ("wide", "a16", "int8"): "12ac52f0348136c3",
     ("bloom", "a16w4", "fp32"): "f2e55303dd95ceb2",
     ("llama", "a8w8", "fp32"): "3b32d8cda8d2e0de",
     ("llama_rope_dynamic", "none", "fp32"): "4adb929df35418a3",
