@@ -27,6 +27,7 @@ from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.sharding.shards import ShardSet
+from tests.light_msrun import light_package
 from tests.paths import ROOT
 
 RUN_LITE = str(ROOT / "run_lite.py")
@@ -72,13 +73,13 @@ def msrun(program: str) -> list[str]:
     return ["msrun", *options, f"--master_port={free_port()}", program]
 
 
-def start(folder: Path, command: list[str]) -> subprocess.Popen[str]:
+def start(folder: Path, command: list[str], modules: str) -> subprocess.Popen[str]:
     folder.mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
         command,
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "PYTHONPATH": modules},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -99,11 +100,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     (base / "elsewhere.py").write_text(ELSEWHERE)
     flags = ["--config", "../dist.yaml", "--use_parallel", "True", "profile=true"]
     drawn = [*SETTINGS, "do_sample=true", "seed=4", "logprobs=1", "prompt_logprobs=1", *data]
+    light = light_package(tmp_path_factory.mktemp("light"))
     started = {
         "elsewhere": [*msrun("../elsewhere.py"), *flags, *SETTINGS, "context.threads=1", *data],
         "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", "profile=true", *drawn],
     }
-    running = {name: start(base / name, command) for name, command in started.items()}
+    running = {name: start(base / name, command, light) for name, command in started.items()}
     done = {}
     for name, words in (("one", [*SETTINGS, *data]), ("drawn", drawn)):
         (base / name).mkdir()

@@ -26,6 +26,7 @@ from lite_runner.app import main
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.layouts import random_checkpoint
+from tests.light_msrun import light_package
 from tests.models import model_named
 from tests.paths import ROOT
 
@@ -118,13 +119,13 @@ def test_several_cards_need_msrun() -> None:
     assert "msrun --worker_num=N" in str(caught.value)
 
 
-def start(folder: Path, *command: str) -> subprocess.Popen[str]:
+def start(folder: Path, light: str, *command: str) -> subprocess.Popen[str]:
     folder.mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
         command,
         cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": f"{light}{os.pathsep}{ROOT}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -160,10 +161,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
     with_lora(base / "lora", cut)
     msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True"]
     msrun += [f"--master_port={port}", "--log_dir=logs", "../script.py"]
+    light = light_package(tmp_path_factory.mktemp("light"))
     running = {
-        "dp": start(base / "dp", *msrun, "2", "1"),
+        "dp": start(base / "dp", light, *msrun, "2", "1"),
         "mp": start(
             base / "mp",
+            light,
             *("bash", "../loop.sh", str(table), "../script.py", "1", "2"),
             *(str(cut), str(base / "lora")),
         ),

@@ -33,6 +33,7 @@ from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 from lite_runner.system.environment import VISIBLE
+from tests.light_msrun import light_package
 from tests.paths import ROOT
 
 TABLES = ROOT / "tests/fixtures/rank_tables"
@@ -277,6 +278,7 @@ def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
         "glob.glob = lambda p, **k: [f'/dev/davinci{i}' for i in range(8)]"
         " if p == '/dev/davinci*' else real(p, **k)\n"
     )
+    light_package(tmp_path)
     table = str(TABLES / "visible_devices.json")
     done = subprocess.run(
         [ROOT / "scripts/run_dist_gen.sh", f"{RECORD} {tmp_path}", table, "[4,8)", "4"],
