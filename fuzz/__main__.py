@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import sys
@@ -37,11 +38,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary)
         os.environ |= NOTHING_IS_FETCHED | {"LITE_RUNNER_CACHE": str(folder / "cache")}
+        (folder / "cache").mkdir()  # so that children find what another has composed of conf/
         os.chdir(folder)
+        # What readers import is imported before children are forked.
+        importlib.import_module("mindspore")
         from fuzz.corpus import cases
         from fuzz.readers import run
 
-        # What all readers import is imported, and conf/ composed, before children are forked.
         run("model=tiny_llama", "predict_data=hi")(folder)
         chosen = [case for case in cases(folder) if options.only in case.name]
         print(f"{len(chosen)} cases, seed {options.seed}", flush=True)
