@@ -21,7 +21,8 @@ test:  ## set up, then lint, types, shell check and all tests
 	@# More workers than cores: three of them leave a quarter of two cores idle, while they wait for
 	@# ranks, servers and time-outs.
 	@# One that crashes ends the run, as a failure: pytest-xdist starts another, then waits forever.
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
+	@# NumPy's threads would spin for their next product, as in start_quickly of lite_runner/app.py.
+	@PYTHONDONTWRITEBYTECODE= OPENBLAS_THREAD_TIMEOUT=16 .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 mindspore:  ## set up MindSpore too: backend=ms, several ranks, exports

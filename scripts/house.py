@@ -108,7 +108,7 @@ def imported(name: str, *, in_functions: bool) -> set[str]:
 def _statements(node: ast.AST, in_functions: bool) -> Iterator[ast.AST]:
     """The nodes below one that run, without imports for type checking."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
             continue
         if in_functions or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield child

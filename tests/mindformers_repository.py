@@ -54,7 +54,7 @@ def files() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def outcome(raw: Mapping[str, Any], path: Path) -> str:
     """What comes of a file: it runs, or the first line of the error."""
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    path.write_text(yaml.dump(raw, Dumper=yaml.CSafeDumper), encoding="utf-8")
     try:
         resolve(parse(["--config", str(path), *LINE, *MORE], heads()))
     except ConfigError as error:

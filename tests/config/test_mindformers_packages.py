@@ -116,7 +116,8 @@ def test_files_of_the_repository_compute(
             if "n_group" in (raw.get("moe_config") or {})
             else {}
         )
-        path.write_text(yaml.safe_dump({**raw, "model": model, "processor": None, **fewer}))
+        made = {**raw, "model": model, "processor": None, **fewer}
+        path.write_text(yaml.dump(made, Dumper=yaml.CSafeDumper))
         line = [*mindformers_repository.LINE, *mindformers_repository.MORE]
         code = main(["--config", str(path), *line, "max_new_tokens=2", "do_sample=false"])
         assert code == 0, f"{name}: {capsys.readouterr().err}"

@@ -26,6 +26,10 @@ from tests.config.test_mindformers import LLAMA
 Resolve = Callable[..., RunConfig]
 
 MINDFORMERS = yaml.safe_load(LLAMA.replace("num_layers: 2", "num_layers: 2\n    theta: 1.0e+4"))
+FORMER = {  # what a run of each mode has left
+    mode: yaml.safe_load((frozen.FOLDER / f"{mode}.yaml").read_text(encoding="utf-8"))
+    for mode in frozen.run_modes()
+}
 SAMPLES = [sample for sample in frozen.typed()["samples"] if "model=" not in sample]
 # What an option of a group stands for.
 MEANS = {
@@ -66,8 +70,7 @@ def value_in_file(sample: str) -> tuple[str, Any]:
 def files(draw: st.DrawFn) -> dict[str, Any]:
     """A yaml of ours, of MindFormers, or of a former run, with any keys."""
     mode = draw(st.sampled_from(frozen.run_modes()))
-    former = yaml.safe_load((frozen.FOLDER / f"{mode}.yaml").read_text(encoding="utf-8"))
-    raw = dict(draw(st.sampled_from([{}, MINDFORMERS, former])))
+    raw = dict(draw(st.sampled_from([{}, MINDFORMERS, FORMER[mode]])))
     for sample in draw(st.lists(st.sampled_from(SAMPLES), max_size=5)):
         for word in sample.split(" "):
             key, value = value_in_file(word)
@@ -100,7 +103,8 @@ def words_of(raw: Mapping[str, Any]) -> Iterator[str]:
 def test_typed_keys_win_or_are_refused(
     here: Path, raw: dict[str, Any], mode: str, sample: str
 ) -> None:
-    (here / "file.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    text = yaml.dump(raw, Dumper=yaml.CSafeDumper)
+    (here / "file.yaml").write_text(text, encoding="utf-8")
     words, key = frozen.command_line(mode, sample), frozen.key_of(sample)
     alone, both = config_of(words), config_of(["--config", "file.yaml", *words])
     if isinstance(alone, str):
@@ -109,6 +113,8 @@ def test_typed_keys_win_or_are_refused(
         names = {key.rpartition(".")[2], *words_of(raw)}
         assert any(name in both for name in names), both
         return
+    if sample == "backend=auto" and "engine" in raw:
+        return  # which has one backend, whatever else auto would take
     for shown in MEANS.get(key, (key,)):
         assert at(both, shown) == at(alone, shown), json.dumps(raw)
 
@@ -128,7 +134,8 @@ def test_every_option_of_a_group_wins_over_a_former_run(here: Path, group: str) 
         former = config_of([f"{k}={v}" for k, v in (base | {group: before}).items()])
         if isinstance(former, str):
             continue
-        (here / "file.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")
+        text = yaml.dump(former, Dumper=yaml.CSafeDumper)
+        (here / "file.yaml").write_text(text, encoding="utf-8")
         for after in options:
             words = [f"{k}={v}" for k, v in (base | {group: after}).items()]
             alone = config_of(words)

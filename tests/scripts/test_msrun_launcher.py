@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -17,11 +19,13 @@ import pytest
 import yaml
 
 from lite_runner import AutoModel, AutoTokenizer
+from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.layouts import random_checkpoint
+from scripts import msrun_launcher
 from tests.paths import ROOT
 
 SHOW = "run_lite.py model=tiny_llama --cfg job"
@@ -43,10 +47,32 @@ def launch(
 
 
 def config_of(cwd: Path, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """The config that a command with --cfg job prints."""
-    done = launch(cwd, *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-    config = yaml.safe_load(done.stdout)
+    """The config that a command with --cfg job prints: the shell's part of the script is run, what
+    it calls is called in this process, which saves the start of two others."""
+    scripts, python = cwd / "copy/scripts", cwd / "copy/.venv/bin/python"
+    if not python.exists():
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+        python.chmod(0o755)
+        shutil.copytree(ROOT / "scripts", scripts, ignore=shutil.ignore_patterns("[!mo]*"))
+    done = subprocess.run(
+        [scripts / "msrun_launcher.sh", *arguments],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    )
+    program, command, workers, join, log_dir, *settings = done.stdout.split("\0")[:-1]
+    assert program == f"{scripts}/msrun_launcher.py" and join == "True"
+    words = msrun_launcher.words_of(command, int(workers), log_dir, settings)
+    assert words[0] == sys.executable
+    mindformer = words[1] == str(ROOT / "run_mindformer.py")
+    assert mindformer or words[1] == str(ROOT / "run_lite.py")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.chdir(cwd)
+        assert main(words[2:], mindformer=mindformer) == 0
+    config = yaml.safe_load(out.getvalue())
     assert isinstance(config, dict)
     return config
 
@@ -54,6 +80,9 @@ def config_of(cwd: Path, *arguments: str, env: dict[str, str] | None = None) -> 
 @pytest.mark.parametrize(("workers", "arguments"), [(8, []), (3, ["3"])])
 def test_workers_share_one_model(tmp_path: Path, workers: int, arguments: list[str]) -> None:
     config = config_of(tmp_path, SHOW, *arguments)
+    done = launch(tmp_path, SHOW, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == config
     assert config["use_parallel"] is True
     assert config["parallel"]["worker_num"] == workers
     ranks = config["parallel_config"]
