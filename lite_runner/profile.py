@@ -154,7 +154,6 @@ class Profile:
         return lines
 
     def kernel_rows(self) -> list[list[str]]:
-        """Rows of a table below _KERNELS."""
         return [
             [
                 one.name,

@@ -178,7 +178,6 @@ class Recorder:
         self._copied += len(times)
 
     def _room(self) -> int:
-        """Events that there is room for."""
         return self.most_events - len(self._events) - self._copied
 
     def _layer_events(self) -> Iterator[Event]:

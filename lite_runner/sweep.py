@@ -342,7 +342,6 @@ def _launch(
 
 
 def _sweep(line: CommandLine, task: SweptJob, config: DictConfig, context: HydraContext) -> None:
-    """Run the jobs that a sweeper chooses."""
     sweeper = Plugins.instance().instantiate_sweeper(
         hydra_context=context, task_function=task, config=config
     )

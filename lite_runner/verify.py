@@ -100,7 +100,6 @@ def _compared(
 
 
 def _samples(folder: Path) -> dict[str, Any]:
-    """The outcome of each sample."""
     lines = (folder / SAMPLES).read_text(encoding="utf-8").splitlines()
     rows = [parse_json(line) for line in lines]
     return {f"{row['task']} {row['index']}": [row.get(key) for key in _OF_SAMPLES] for row in rows}

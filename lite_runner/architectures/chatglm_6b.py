@@ -49,7 +49,6 @@ def _same(name: str) -> Name:
 
 
 def _part(name: str, part: int) -> Name:
-    """The name of a part of what both fuse."""
     return Name(f"{_LAYER}.attention.{name}", _QKV, part, stored=_QKV)
 
 

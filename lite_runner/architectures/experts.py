@@ -77,7 +77,6 @@ def to_settings(model: Decoder) -> dict[str, Any]:
 
 
 def from_settings(given: Mapping[str, Any]) -> Mixture:
-    """The inverse of `to_settings`."""
     listed, step = list(given["mlp_only_layers"] or ()), given["decoder_sparse_step"]
     return Mixture(
         Experts(given["num_experts"], given["num_experts_per_tok"], given["norm_topk_prob"]),

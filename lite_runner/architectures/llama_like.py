@@ -246,7 +246,6 @@ def read_activation(fields: Fields, key: str = "hidden_act") -> Activation | Non
 
 
 def activation_name(function: Activation) -> str:
-    """transformers' name of an activation."""
     return next(name for name, one in ACTIVATIONS.items() if one == function)
 
 

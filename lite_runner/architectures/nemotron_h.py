@@ -108,7 +108,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """The kind of each layer."""
     key, kinds = fields.get("layers_block_type", "layer_types", "hybrid_override_pattern")
     if isinstance(kinds, str):
         kinds = [_PATTERN.get(one, one) for one in kinds]

@@ -210,7 +210,6 @@ class FeedForward:
 
     @property
     def biased_down(self) -> bool:
-        """True if down has a bias."""
         return self.bias if self.down_bias is None else self.down_bias
 
     @property

@@ -116,7 +116,6 @@ class CommandLine:
     errors: list[str] = field(default_factory=list)
 
     def values(self, key: str) -> list[str | list[str]]:
-        """The values given to a key, in order."""
         return [setting.value for setting in self.settings if setting.key == key]
 
     def last(self, key: str) -> str | None:

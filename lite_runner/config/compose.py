@@ -241,7 +241,6 @@ class Composed:
         return f"{setting}: no such key{hint}"
 
     def _unset_hint(self, key: str) -> str:
-        """The hint on what to type in place of ~key."""
         *sections, name = key.split(".")
         value = self.section(".".join(sections)).get(name)
         if accepts(annotation_of(key, leaves(self.schema, self.raw)), types.NoneType):

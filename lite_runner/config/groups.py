@@ -315,7 +315,6 @@ def _content(files: tuple[tuple[str, int, int], ...]) -> tuple[str, tuple[str, .
 
 
 def _quoted(text: str) -> str:
-    """A text quoted for Hydra's grammar."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -24,7 +24,6 @@ _PATHS = ("infer.prefill_model_path", "infer.increment_model_path")
 
 
 def yamls_in(folder: Path) -> list[Path]:
-    """The yaml files of a folder, by name."""
     return sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
 
 
@@ -74,7 +73,6 @@ def with_export(line: CommandLine, file: ConfigFile, models: Collection[str]) ->
 
 
 def is_export(folder: Path) -> bool:
-    """True if a folder holds an export of ours."""
     try:
         return read_json_object(folder / MANIFEST).keys() >= {"schema", "layout", "graphs"}
     except (ArtifactError, OSError, ValueError):

@@ -377,7 +377,6 @@ class ComputeSettings:
 
     @property
     def quant(self) -> Quant | None:
-        """The quantization that was typed, if any."""
         return self.source.quant
 
     @property

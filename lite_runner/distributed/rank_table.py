@@ -85,11 +85,9 @@ class RankTable:
 
     @property
     def ranks(self) -> int:
-        """Ranks on all machines."""
         return sum(len(server.devices) for server in self.servers)
 
     def device_of(self, rank: int) -> int:
-        """The physical device id of a rank."""
         return [device_id for server in self.servers for device_id in server.device_ids][rank]
 
     def clash(self) -> str:

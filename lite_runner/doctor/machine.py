@@ -150,7 +150,6 @@ def cpu() -> Finding:
 
 
 def ascend() -> Finding:
-    """The Ascend devices, if there are any."""
     count = environment.ascend_devices()
     if not count:
         return Finding("ok", "none: runs on the CPU")

@@ -68,7 +68,6 @@ class DataSet:
         return ()
 
     def subsets(self, known: Sequence[str]) -> list[str]:
-        """The known subsets that it has files for."""
         return [name for name in known if any(self._in_subset(path, name) for path in self.files)]
 
     def _in_subset(self, path: Path, subset: str) -> bool:

@@ -165,7 +165,6 @@ class Task:
 
     @property
     def split(self) -> str:
-        """The evaluated split."""
         return self.test_split or self.validation_split or "test"
 
     @property

@@ -66,7 +66,6 @@ class Logprobs:
     top: NDArray[np.float64]  # [n, k]
 
     def first(self, tokens: int) -> Logprobs:
-        """The log-probabilities of the first tokens."""
         return Logprobs(self.chosen[:tokens], self.top_ids[:tokens], self.top[:tokens])
 
 

@@ -316,7 +316,6 @@ class InputArrays:
             fill_bias(arrays[name], start, count, slopes, window)
 
     def clear(self) -> None:
-        """Drop the arrays."""
         self._arrays, self.past = {}, []
 
 

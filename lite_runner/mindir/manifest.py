@@ -72,7 +72,6 @@ def _check_layers(layers: int) -> None:
 
 
 def _errors(model: Decoder) -> Iterator[str]:
-    """Validation errors of a model's numbers."""
     attention, sizes = model.attention, model.sizes()
     if model.architecture not in KNOWN:
         known = ", ".join(KNOWN)
@@ -218,7 +217,6 @@ class Graph:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files of all ranks."""
         return (self.file, *self.others)
 
 

@@ -138,7 +138,6 @@ def _add_bias(
 def _add_integers(
     layout: StructLayout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
 ) -> None:
-    """Add the quantized values and their scales."""
     first = parts[0]
     bits, group, factor = first.bits, first.group, _integer_factor(first.table)
     assert group <= MOST_GROUP

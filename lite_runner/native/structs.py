@@ -408,7 +408,6 @@ class Target:
 
     @property
     def padded_outputs(self) -> int:
-        """Outputs, padded to whole panels."""
         return -(-self.outputs // PANEL) * PANEL
 
 

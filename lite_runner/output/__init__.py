@@ -299,7 +299,6 @@ class RunFolder:
             self._log = None
 
     def write_result(self, result: Result) -> Path:
-        """Write result.json; returns its path."""
         self.result = result
         with profiler.phase("write"):
             return self.write_text(RESULT, result.to_json())

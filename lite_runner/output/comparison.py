@@ -161,7 +161,6 @@ class TextComparison:
         return self.texts
 
     def table(self) -> list[str]:
-        """As lines of text."""
         columns = ("prompt", "equal tokens", "logits differ by", "gap there", "")
         texts = [
             (

@@ -138,7 +138,6 @@ class Printer:
         return checker.stopped
 
     def on_finish(self, completion: Completion) -> None:
-        """Finish a sequence."""
         if self._step is not None:
             self._step.advance()
         if self._beams:
@@ -215,7 +214,6 @@ class Speedometer:
         self._began = self._shown_at = 0.0
 
     def count(self) -> None:
-        """Count a token."""
         now = time.monotonic()
         if not self._tokens:
             self._began = self._shown_at = now

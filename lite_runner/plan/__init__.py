@@ -68,7 +68,6 @@ class Job:
 
     @property
     def options(self) -> list[GenerationConfig]:
-        """The options of each prompt."""
         return options_of(self.generation, self.requests, len(self.tokens))
 
     @property

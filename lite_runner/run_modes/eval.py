@@ -164,7 +164,6 @@ def errors(config: Config) -> Iterator[Invalid]:
 
 
 def _compare_errors(config: Config) -> Iterator[Invalid]:
-    """Validation errors of compare_backend=."""
     yield from pair_errors(config)
     if (compared := config.compared) is None:
         return

@@ -113,7 +113,6 @@ class Config(OverwriteOptions):
 
     @property
     def format(self) -> Literal["folder", "compressed-tensors", "mindformers", GGUFKind]:
-        """The format that is written."""
         return self.quantize.format if self.quantize else "folder"
 
     @property

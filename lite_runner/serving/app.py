@@ -57,7 +57,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routed(server: Server) -> Starlette:
-    """The routes of a server, without middleware."""
     app = Starlette(
         routes=[
             Route("/v1/models", models),

@@ -111,7 +111,6 @@ class ChatCompletion:
         return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
-        """The whole answer."""
         texts: dict[int, str] = {}
         thoughts: dict[int, str] = {}
         content: dict[int, list[Any]] = {}

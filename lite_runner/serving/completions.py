@@ -69,7 +69,6 @@ class Completions:
         return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
-        """The whole answer."""
         texts: dict[int, str] = {}
         ended: dict[int, Ended] = {}
         async with aclosing(self._outputs()) as outputs:
@@ -193,7 +192,6 @@ def of_prompt(output: Piece | Ended) -> Logprobs | None:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """`usage` of an answer."""
     details = {}
     if usage.reasoning is not None:
         details["reasoning_tokens"] = usage.reasoning

@@ -476,7 +476,6 @@ class ResponsesCall:
 
     @property
     def _status(self) -> str:
-        """The status of what has ended."""
         ended = self._chat.ended
         cut = ended is not None and self._chat.reason(ended) == "length"
         return "incomplete" if cut else "completed"

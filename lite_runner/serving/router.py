@@ -318,7 +318,6 @@ async def _readable(file: int) -> None:
 
 
 def routed(models: Models) -> Starlette:
-    """The routes of a server of several models."""
     app = Starlette(
         routes=[
             Route("/v1/models", listed),
@@ -533,5 +532,4 @@ async def _serve(models: Models, settings: Serve, bound: Any) -> None:
 
 
 def application(models: Models) -> ASGIApp:
-    """The ASGI application of several models."""
     return guarded(routed(models), models)

@@ -40,11 +40,9 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """A route for each file."""
     return [Route(path, file) for path in FILES]
 
 
 def file(request: Request) -> Response:
-    """One of FILES."""
     found = FILES[request.scope["path"]]
     return Response(found.read_bytes(), headers=HEADERS, media_type=_TYPES[found.suffix])

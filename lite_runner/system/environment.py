@@ -385,7 +385,6 @@ def _lines(option: str, field: str) -> Iterator[str]:
 
 
 def _extra_lines(extra: str) -> Iterator[str]:
-    """The requirements of an extra."""
     parser = _setup()
     if parser is not None:
         yield from _values(parser.get("options.extras_require", extra, fallback=""))

@@ -24,7 +24,6 @@ _TAIL = 300  # characters of what a process that crashed said last
 
 
 def command(module: str) -> tuple[str, ...]:
-    """The command that starts a module's process."""
     return (sys.executable, "-m", module)
 
 

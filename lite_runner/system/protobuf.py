@@ -89,7 +89,6 @@ def read_varint(data: _Data, at: int, end: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """Encode a varint."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

@@ -59,7 +59,6 @@ class Example:
 
     @property
     def targets(self) -> int:
-        """The number of targets."""
         return len(self.ids) - self.first_target if self.mask is None else int(self.mask.sum())
 
 

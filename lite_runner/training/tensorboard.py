@@ -30,7 +30,6 @@ def header() -> bytes:
 
 
 def event(step: StepMetrics) -> bytes:
-    """The record of a step."""
     values = b"".join(
         field(1, field(1, tag.encode()) + _float(2, value))
         for tag, name in _TAGS.items()
@@ -40,7 +39,6 @@ def event(step: StepMetrics) -> bytes:
 
 
 def record(content: bytes) -> bytes:
-    """A record of a file."""
     length = struct.pack("<Q", len(content))
     return length + _checksum(length) + content + _checksum(content)
 

@@ -165,7 +165,6 @@ class WorkerGroup:
 
     @property
     def scheduler_variables(self) -> dict[str, str]:
-        """The environment of the scheduler."""
         return {
             "MS_ROLE": "MS_SCHED",
             "MS_WORKER_NUM": str(self.size),

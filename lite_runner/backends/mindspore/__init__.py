@@ -207,7 +207,6 @@ def _freeze_imports() -> None:
 
 
 def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
-    """Memory of one CPU process."""
     settings, ranks, slots, length = options.settings, options.ranks, options.slots, options.length
     model = files.model
     local = model.shard(ranks.tensor)

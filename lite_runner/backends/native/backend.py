@@ -292,7 +292,6 @@ class NativeBackend:
         return TokenBatch.of(rows)
 
     def _parts(self, every: TokenBatch, most_logits: int) -> Iterator[tuple[slice, slice]]:
-        """The steps of a batch: see TokenBatch.parts."""
         stops = () if self._states is None else self._states.stops(every.rows)
         whole = self.info.prefix is not None
         return every.parts(self._capacity, most_logits, whole_rows=whole, stops=stops)

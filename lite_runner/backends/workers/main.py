@@ -39,7 +39,6 @@ def read(stream: BinaryIO) -> Message:
 
 
 def load(script: str) -> Any:
-    """The module of a script."""
     spec = importlib.util.spec_from_file_location("worker_script", script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -299,5 +299,4 @@ class _Module(ModuleParts):
 
 
 def _wide(tensor: Tensor) -> NDArray[np.float32]:
-    """The values of a small tensor as float32."""
     return widened(array_of(tensor))

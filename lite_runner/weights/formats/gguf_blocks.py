@@ -63,7 +63,6 @@ class BlockMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks."""
         return self.data.nbytes
 
     def with_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> BlockMatrix:

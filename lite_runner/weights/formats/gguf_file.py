@@ -415,7 +415,6 @@ class GGUFFile:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
         return self.header.path
 
     @property

@@ -187,7 +187,6 @@ def _read_legacy(path: Path) -> tuple[Any, dict[str, NDArray[np.uint8]]]:
 def _stored(
     path: Path, name: str, tensor: Strided, storages: Mapping[str, NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
-    """The bytes of a tensor's storage."""
     stored = storages.get(tensor.storage.key)
     needed = tensor.storage.numel * ITEM_BYTES[tensor.storage.dtype]
     if stored is None or stored.size != needed:

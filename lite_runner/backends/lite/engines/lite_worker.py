@@ -101,19 +101,16 @@ class LiteWorker:
         self.graphs: dict[str, LoadedGraph] = {}
 
     def start(self) -> Message:
-        """Import Lite."""
         import mindspore_lite
 
         self.lite = mindspore_lite
         return {}
 
     def load(self, graph: str, **options: Any) -> Message:
-        """Build a graph."""
         self.graphs[graph] = LoadedGraph(self.lite, **options)
         return self.graphs[graph].inputs()
 
     def bind(self, graph: str, **sizes: Any) -> Message:
-        """Resize a graph."""
         return self.graphs[graph].bind(**sizes)
 
     def run(self, graph: str) -> Message:
@@ -134,6 +131,5 @@ def describe(tensor: Any) -> Message:
 
 
 def describe_output(tensor: Any, array: Any, offset: int) -> Message:
-    """Description of an output for the client."""
     name = array.dtype.name
     return {"name": tensor.name, "shape": array.shape, "dtype": name, "offset": offset}
