@@ -89,6 +89,11 @@ def missing(text: str) -> list[str]:
 # -- The source of the package. -------------------------------------------------------------------
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def texts(node: ast.AST) -> Iterator[str]:
     """Every text in an expression; what an f-string fills in is {}."""
     inner = set()
@@ -104,7 +109,7 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 def said(path: Path) -> list[str]:
     """Every text of a module but its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     docstrings = {
         text
         for node in ast.walk(tree)
@@ -116,7 +121,7 @@ def said(path: Path) -> list[str]:
 
 def hints(path: Path) -> list[str]:
     """The texts that the hints of a module's errors are made of."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     constants = {
         target.id: node.value
         for node in tree.body
