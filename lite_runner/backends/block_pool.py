@@ -104,14 +104,15 @@ class BlockPool:
         # The last of those that have a block need not copy it.
         return new + sum(min(count, self._users[block] - 1) for block, count in writers.items())
 
-    def reserve(self, parts: Sequence[Part], copy: Callable[[int, int], None]) -> None:
-        """`write` all parts, if any is not `writable`; a signal waits until tables and blocks
-        agree."""
+    def reserve(self, parts: Sequence[Part], copy: Callable[[int, int], None]) -> bool:
+        """`write` all parts, and return True, if any is not `writable`; a signal waits until tables
+        and blocks agree."""
         if all(self.writable(*part) for part in parts):
-            return
+            return False
         with deferred():
             for part in parts:
                 self.write(*part, copy)
+        return True
 
     def writable(self, slot: int, start: int, end: int) -> bool:
         """True if a slot alone has the blocks of these tokens, and of what they see."""

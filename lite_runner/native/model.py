@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from lite_runner.recorder import Recorder
 
 BLOCK = 128  # positions of a block of the cache: kChunk in src/layers.h
+HUGE_PAGE = 2 << 20
+FEW_BLOCKS = 2  # so many of a slot are not in huge pages, which the last one seldom fills
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.13 on
 
 
@@ -96,6 +99,7 @@ class BoundLayer(Structure):
         ("block", c_void_p),
         ("cache_type", c_int64),
         *((name, c_void_p) for name in CACHE),
+        ("block_bytes", c_int64),
         ("pool", c_void_p),
         ("pool_stride", c_int64),
         ("pool_bfloat16", c_int64),
@@ -162,6 +166,7 @@ class NativeModel:
         # Of a layer that predicts a further token: the hidden states of the tokens of the next step
         # [capacity, hidden_size].
         self.joined = _zeros((0, 0), np.float32)
+        self._memory: list[BlockMemory] = []
         self._cache: list[CacheArray] = []
         self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
         self.kept_states = self.states  # those behind the tokens that `kept` named
@@ -182,7 +187,7 @@ class NativeModel:
         rotary `table` of this shape. `tables` [slots, chunks]: the block, of so many, of each
         chunk of a slot's positions, which is looked up in each step; `windows`: those of layers
         with windows, where they have others."""
-        self._cache = []  # before the new one is allocated
+        self._memory, self._cache = [], []  # before the new ones are allocated
         self._model.tables, self._model.table_width = _pointer(tables), tables.shape[1]
         self._model.blocks = blocks
         self._model.window = 0
@@ -198,6 +203,11 @@ class NativeModel:
         self.states, self.kept_states = np.split(every, 2)
         self.kept = np.full(options.slots, -1, np.int32)
         self._model.kept = self.kept.ctypes.data
+        size = self.block_bytes(options.cache, windowed=None if windows is None else False)
+        self._memory.append(BlockMemory(tables, blocks, size))
+        if windows is not None:
+            size = self.block_bytes(options.cache, windowed=True)
+            self._memory.append(BlockMemory(windows.tables, windows.blocks, size))
         first = 0
         layers = self._bound[1:-1:2]
         if self._config.joins is not None:
@@ -214,15 +224,14 @@ class NativeModel:
                 continue
             bound.cache_type = _CACHE_TYPES[options.cache][0]
             if (lender := block.attention.borrowed) is not None:
-                for name in (*CACHE, "windowed"):
+                for name in (*CACHE, "block_bytes", "windowed"):
                     setattr(bound, name, getattr(layers[lender], name))
                 continue
-            own = tables, blocks
             bound.windowed = windows is not None and block.attention.most_seen is not None
-            if windows is not None and bound.windowed:
-                own = windows.tables, windows.blocks
-            for name, size in _cache_sizes(block.attention, options.cache).items():
-                self._cache.append(CacheArray(*own, size))
+            memory = self._memory[bound.windowed]
+            bound.block_bytes = memory.block_bytes
+            for name, rows in _cache_sizes(block.attention, options.cache).items():
+                self._cache.append(memory.array(rows))
                 setattr(bound, name, self._cache[-1].numbers.ctypes.data)
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
@@ -324,9 +333,17 @@ class NativeModel:
 
     def copy_block(self, tables: NDArray[np.int32], source: int, target: int) -> None:
         """Copy a block of the cache, one of these `tables`."""
-        for array in self._cache:
-            if array.tables is tables:
-                array.numbers[target] = array.numbers[source]
+        for memory in self._memory:
+            if memory.tables is tables:
+                memory.blocks[target] = memory.blocks[source]
+
+    def use_huge_pages(self, tables: NDArray[np.int32], slot: int, start: int) -> None:
+        """Map the blocks of a slot from a position on in huge pages, if they are not its few first
+        ones: attention reads all of them in each step."""
+        if np.count_nonzero(tables[slot] >= 0) > FEW_BLOCKS:
+            for memory in self._memory:
+                if memory.tables is tables:
+                    memory.use_huge_pages(tables[slot, start // BLOCK :])
 
     def bytes_of(self, count: int) -> int:
         """Bytes of so many positions of a slot."""
@@ -385,7 +402,7 @@ class NativeModel:
 
     def close(self) -> None:
         """Release the memory."""
-        self._blocks, self._cache = [], []
+        self._blocks, self._memory, self._cache = [], [], []
         if self._peers is not None:
             self._peers.close()
 
@@ -428,22 +445,53 @@ def _cache_sizes(given: Attention, cache: CacheType) -> dict[str, CacheRows]:
     return sizes
 
 
+@dataclass(frozen=True)
 class CacheArray:
-    """An array of all blocks of the cache, [blocks, rows, BLOCK, width].
+    """Keys, values or scales of a layer in all blocks, [blocks, rows, BLOCK, width]."""
 
-    Addresses are reserved for all blocks; the system allocates pages as they are written.
-    """
-
-    def __init__(self, tables: NDArray[np.int32], blocks: int, size: CacheRows) -> None:
-        """`tables`: the blocks of the slots."""
-        self.tables, shape = tables, (blocks, size.rows, BLOCK, size.width)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = mmap.mmap(-1, blocks * BLOCK * size.position_bytes, flags=flags)
-        self.numbers = np.frombuffer(self._map, size.dtype).reshape(shape)
+    tables: NDArray[np.int32]  # blocks of the slots
+    numbers: NDArray[np.generic]
 
     def positions(self, block: int, start: int, count: int) -> NDArray[np.generic]:
         """A block at positions, as it is in memory; keys in panels of PANEL of them."""
         return self.numbers[block, :, start : start + count]
+
+
+class BlockMemory:
+    """Memory of a cache's blocks: the keys and values of all layers side by side in each, so that
+    huge pages suit short texts too.
+
+    Addresses are reserved for all blocks; the system allocates pages as they are written.
+    """
+
+    def __init__(self, tables: NDArray[np.int32], blocks: int, block_bytes: int) -> None:
+        """`tables`: the blocks of the slots."""
+        self.tables, self.block_bytes = tables, block_bytes
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        # Huge pages begin and end at multiples of their size.
+        self._map = mmap.mmap(-1, blocks * block_bytes + 2 * HUGE_PAGE, flags=flags)
+        whole = np.frombuffer(self._map, np.uint8)
+        self._start = -whole.ctypes.data % HUGE_PAGE
+        self._used = 0  # bytes of a block that are given to arrays
+        self.blocks = whole[self._start :][: blocks * block_bytes].reshape(blocks, block_bytes)
+
+    def array(self, size: CacheRows) -> CacheArray:
+        """The next bytes of each block."""
+        item = np.dtype(size.dtype).itemsize
+        shape = len(self.blocks), size.rows, BLOCK, size.width
+        strides = self.block_bytes, BLOCK * size.width * item, size.width * item, item
+        first = self._start + self._used
+        self._used += BLOCK * size.position_bytes
+        return CacheArray(self.tables, np.ndarray(shape, size.dtype, self._map, first, strides))
+
+    def use_huge_pages(self, blocks: Iterable[int]) -> None:
+        """Map what of these blocks (-1: none) is not yet in memory in huge pages, if Linux can."""
+        for block in blocks:
+            start = block * self.block_bytes // HUGE_PAGE * HUGE_PAGE
+            end = -(-(block + 1) * self.block_bytes // HUGE_PAGE) * HUGE_PAGE
+            if block >= 0:
+                with suppress(OSError):  # a kernel without them
+                    self._map.madvise(mmap.MADV_HUGEPAGE, self._start + start, end - start)
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.native.in_numpy import BASE, NO_ROPE, Floats
 
 Words = NDArray[np.int32]
 Pool = NDArray[Any]  # of adapters
-NO_CACHE: Mapping[str, NDArray[Any]] = {}
+NO_CACHE = np.zeros(0, np.int8)
 NO_TABLES = np.zeros(1 << 12, np.int32)  # of layers without a cache
 
 
@@ -59,13 +59,13 @@ class Operators:
         words: Words,
         x: Floats,
         *pool: Pool,
-        cache: Mapping[str, NDArray[Any]] = NO_CACHE,
+        cache: NDArray[Any] = NO_CACHE,
         tables: Words = NO_TABLES,
         rope: Floats = NO_ROPE,
         places: Words = BASE,
     ) -> Floats:
-        """Hidden states behind an attention or feed-forward layer; `cache`: arrays
-        [blocks, ...] by CACHE; `tables` [slots, chunks]: the blocks of each slot."""
+        """Hidden states behind an attention or feed-forward layer; `cache`
+        [blocks]: of arrays by CACHE; `tables` [slots, chunks]: the blocks of each slot."""
         words, first = _looked_up(x, words)
         layers = [(first, ()), (block, cache, *pool), (_plain_head(x.shape[1]), ())]
         return self.step(layers, words, x.shape, tables=tables, rope=rope, places=places)[0]
@@ -94,9 +94,10 @@ class Operators:
         bound = (BoundLayer * len(layers))()
         for into, (block, cache, *pools) in zip(bound, layers, strict=True):
             into.block = block.ctypes.data
-            for name in CACHE if cache else ():
+            for name in CACHE if len(cache) else ():
                 into.cache_type = ("float32", "float16", "int8").index(cache["keys"].dtype.name)
                 setattr(into, name, cache[name].ctypes.data)
+                into.block_bytes = cache.itemsize
             for pool in pools:
                 into.pool, into.pool_stride = pool.ctypes.data, pool.shape[1]
                 into.pool_bfloat16 = pool.dtype == np.uint16

@@ -34,7 +34,7 @@ TABLES = np.random.default_rng(5).permutation(9).reshape(SLOTS, 3).astype(np.int
 CAPACITY = 500
 CACHES = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
 
-Held = dict[str, NDArray[Any]]  # arrays of the cache by CACHE
+Held = NDArray[Any]  # blocks of arrays of the cache by CACHE
 
 
 @dataclass
@@ -97,10 +97,11 @@ class Layer:
         scales = (np.float32, (heads, 128 if self.cache == "int8" else 1))
         arrays = [(dtype, (heads, 4, self.dim, 32)), (dtype, (heads, -(-self.dim // 32), 128, 32))]
         filler = 111 if self.cache == "int8" else np.nan
-        return {
-            name: np.full((TABLES.size, *shape), np.nan if dtype == np.float32 else filler, dtype)
-            for name, (dtype, shape) in zip(CACHE, [*arrays, scales, scales], strict=True)
-        }
+        forms = [(name, *form) for name, form in zip(CACHE, [*arrays, scales, scales], strict=True)]
+        found = np.zeros(TABLES.size, forms)
+        for name, kind, _ in forms:
+            found[name] = np.nan if kind == np.float32 else filler
+        return found
 
     def run(self, operators: Any, cache: Held, slots: list[int], positions: list[int]) -> Floats:
         """One step over some tokens -> [len(slots), hidden]."""
@@ -132,7 +133,7 @@ class Layer:
         query = query if self.query_norm is None else normed(query, self.query_norm)
         key = key if self.key_norm is None else normed(key, self.key_norm)
         query, key = self.rotated(query, positions), self.rotated(key, positions)
-        mine = {name: array[TABLES[slot]] for name, array in cache.items()}
+        mine = cache[TABLES[slot]]
         heads = self.kv_heads
         held = [
             mine["keys"].transpose(1, 0, 2, 4, 3).reshape(heads, LENGTH, self.dim),

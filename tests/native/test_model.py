@@ -8,6 +8,7 @@ import re
 import resource
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from lite_runner.backends import BASE, Row
 from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
-from lite_runner.native.model import BLOCK, CacheArray, CacheRows, NativeModel, NativeOptions
+from lite_runner.native.model import BLOCK, BlockMemory, CacheRows, NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize
 from lite_runner.run_modes import heads, resolve
@@ -131,23 +132,31 @@ def step_without_memory() -> None:
 
 
 def test_memory_of_blocks_is_taken_as_they_are_written() -> None:
-    array = CacheArray(
-        np.zeros((1, 1), np.int32), 1000, CacheRows(4, 128, np.float16)
-    )  # of 128 KiB each
-    pages = -(-array.numbers.nbytes // mmap.PAGESIZE)
+    rows = CacheRows(4, 64, np.float16)  # 64 KiB in a block, and another layer's as much
+    memory = BlockMemory(np.zeros((1, 1), np.int32), 1000, 2 * BLOCK * rows.position_bytes)
+    array, other = memory.array(rows), memory.array(rows)
+    pages = -(-memory.blocks.nbytes // mmap.PAGESIZE)
 
     def taken() -> int:
         """MiB that the system has given to it."""
         resident = (ctypes.c_ubyte * pages)()
-        start = ctypes.c_void_p(array.numbers.ctypes.data)
+        start = ctypes.c_void_p(memory.blocks.ctypes.data)
         size = ctypes.c_size_t(pages * mmap.PAGESIZE)
         assert ctypes.CDLL(None).mincore(start, size, resident) == 0
         return int(np.count_nonzero(np.frombuffer(resident, np.uint8) & 1)) * mmap.PAGESIZE >> 20
 
     for block in range(32):
         array.positions(block, 0, BLOCK)[...] = block
+        other.positions(block, 0, BLOCK)[...] = -block
     assert 4 <= taken() <= 6  # huge pages round it
-    assert (array.positions(31, 32, 64) == 31).all() and array.numbers[31, :, 32:96].all()
+    assert (array.positions(31, 32, 64) == 31).all() and (other.numbers[31] == -31).all()
+    memory.use_huge_pages([-1, 992])  # 62 of 2 MiB are before it
+    array.positions(992, 0, 1)[...] = 1
+    smaps, huge = Path("/proc/self/smaps").read_text(), Path("/sys/kernel/mm/transparent_hugepage")
+    start = memory.blocks[992].ctypes.data
+    of_block = re.search(f"^{start:x}-{start + (2 << 20):x} .*?^VmFlags:(.*?)$", smaps, re.M | re.S)
+    assert (of_block is not None and " hg" in of_block[1]) == huge.exists()
+    assert taken() <= 8
 
 
 def test_a_step_reads_blocks_that_there_are() -> None:

@@ -183,11 +183,9 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        none = np.zeros((1, 1), np.float32)
-        cache = dict.fromkeys(CACHE, none) | {
-            "keys": np.zeros((CAPACITY, kv_heads, 4, dim, 32), np.float32),
-            "values": np.zeros((CAPACITY, kv_heads, 1, 128, 32), np.float32),
-        }
+        shapes = [(kv_heads, 4, dim, 32), (kv_heads, 1, 128, 32), (1,), (1,)]
+        forms = [(name, np.float32, one) for name, one in zip(CACHE, shapes, strict=True)]
+        cache = np.zeros(CAPACITY, forms)
         tables = np.arange(CAPACITY, dtype=np.int32)[:, np.newaxis]  # a block for each slot
         for position in (0, 1):
             x = X[:: 1 - 2 * position].copy()

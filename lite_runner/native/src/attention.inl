@@ -14,25 +14,28 @@ struct Running {  // of some rows of queries
 struct Keys {  // one slot and key/value head
   const Cache& cache;
   const int32_t* blocks;  // of the slot
-  int64_t heads, head, dim;
+  int64_t head, dim;
 
   // Start of the numbers of a panel of keys, or of a position's values, of `size` bytes each.
   void* key(int64_t panel, int64_t size) const {
     constexpr int64_t panels = kChunk / kPanel;
-    const int64_t row = place(panel / panels) * panels + panel % panels;
-    return static_cast<char*>(cache.keys) + row * dim * kPanel * size;
+    const int64_t row = head * panels + panel % panels;
+    return in_block(cache.keys, panel / panels) + row * dim * kPanel * size;
   }
   void* value(int64_t position, int64_t size) const {
-    const int64_t row = place(position / kChunk) * dim_panels() * kChunk + position % kChunk;
-    return static_cast<char*>(cache.values) + row * kPanel * size;
+    const int64_t row = head * dim_panels() * kChunk + position % kChunk;
+    return in_block(cache.values, position / kChunk) + row * kPanel * size;
   }
   float* scale(float* scales, int64_t position) const {
-    return scales + place(position / kChunk) * kChunk + position % kChunk;
+    char* block = in_block(scales, position / kChunk);
+    return reinterpret_cast<float*>(block) + head * kChunk + position % kChunk;
   }
   int64_t dim_panels() const { return (dim + kPanel - 1) / kPanel; }
 
  private:
-  int64_t place(int64_t chunk) const { return blocks[chunk] * heads + head; }
+  char* in_block(void* array, int64_t chunk) const {
+    return static_cast<char*>(array) + blocks[chunk] * cache.block_bytes;
+  }
 };
 
 // Calls body with how the cache's numbers are read.
@@ -287,7 +290,7 @@ struct Attention {
   };
 
   Keys keys_of(const Item& item) const {
-    return {cache, step.blocks(item.token), layer.kv_heads, item.head, layer.head_dim};
+    return {cache, step.blocks(item.token), item.head, layer.head_dim};
   }
 
   // Rows of one slot at following positions are a prompt, of which some go through together. Items

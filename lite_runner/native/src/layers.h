@@ -395,11 +395,13 @@ struct Step {
   bool fits(const BoundModel& model, int64_t size, const int32_t* places) const;
 };
 
-// Keys and values of one layer, [blocks, kv_heads, ...], of kChunk positions a block.
+// Keys and values of one layer, in blocks of kChunk positions, where those of other layers may lie
+// between: each array begins again `block_bytes` behind, for the next block.
 struct Cache {
   CacheType type;
-  void *keys, *values;               // [.., 4, head_dim, 32], [.., head_dim / 32, 128, 32]
-  float *key_scales, *value_scales;  // int8: [.., 128]
+  void *keys, *values;  // [kv_heads, 4, head_dim, 32], [kv_heads, head_dim / 32, 128, 32]
+  float *key_scales, *value_scales;  // int8: [kv_heads, 128]
+  int64_t block_bytes;
 };
 
 // A layer with what it computes with: the cache of an attention, the states of a recurrent layer, or the

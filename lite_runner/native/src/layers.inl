@@ -418,8 +418,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
       key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
     for (int64_t head = 0; head < kv_heads; ++head)
-      remember({cache, step.blocks(row), layer.kv_heads, head, dim}, step.position[row],
-               key + head * dim, value + head * dim);
+      remember({cache, step.blocks(row), head, dim}, step.position[row], key + head * dim, value + head * dim);
   });
   const int64_t mixed_stride = layer.latent ? queries : outward.depth();
   float* mixed = scratch<float>(kMixed, count * mixed_stride);
