@@ -4,7 +4,7 @@
 // chunks: decoding shares the chunks out over threads, a prompt goes through them in turn, and
 // both come to the same bits.
 
-constexpr int64_t kQueries = 48;  // rows of queries at most that go through the keys together
+constexpr int64_t kQueries = 96;  // rows of queries at most that go through the keys together
 
 struct Running {  // of some rows of queries
   float *most, *total;  // [rows]: log2(e) times the largest score; sum of exponentials
@@ -51,13 +51,36 @@ inline void with_numbers(CacheType type, Body&& body) {
   }
 }
 
-// sums [panels][rows][32] = x [rows][depth] * panels of [depth][32] that start `apart` bytes from
-// each other. Several at a time: the sums of a few rows with one alone would have to be waited for.
+struct Seen {  // by a row of queries: keys of these positions
+  int32_t first, last;
+};
+
+// Where sums of rows with panels go: numbers from a row's to the next row's, and from a panel's.
+struct Sums {
+  float* at;
+  int64_t row, panel;
+};
+
+// sums of `panels` times 32 for each row, at places as in Sums, = x [rows][depth] * panels of
+// [depth][32] that start `apart` bytes from each other. Several at a time: the sums of a few rows
+// with one alone would have to be waited for. Not `begin`: added to what is there. No Sums, which
+// would go through memory: its bytes are read there before all that was stored is.
 template <int64_t rows, int64_t panels, class F>
-__attribute__((noinline)) void multiply_panels(float* sums, int64_t sums_apart, const float* x,
-                                               int64_t stride, const uint8_t* panel, int64_t apart,
-                                               int64_t depth, int64_t ahead) {
+__attribute__((noinline)) void multiply_panels(float* sums, int64_t row_apart,
+                                               int64_t panel_apart, const float* x, int64_t stride,
+                                               const uint8_t* panel, int64_t apart, int64_t depth,
+                                               int64_t ahead, bool begin = true) {
   Tile<rows> tiles[panels] = {};
+  const auto over_vectors = [&](auto&& body) {
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < panels; ++p)
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < kParts; ++i)
+          body(tiles[p].at[r][i], sums + p * panel_apart + r * row_apart + i * kLanes);
+  };
+  if (!begin) over_vectors([](Floats& sum, const float* from) { sum = load(from); });
   for (int64_t k = 0; k < depth; ++k) {
     const uint8_t* from = panel + k * F::bytes;
 #pragma GCC unroll 4
@@ -72,41 +95,56 @@ __attribute__((noinline)) void multiply_panels(float* sums, int64_t sums_apart, 
       }
     }
   }
-#pragma GCC unroll 4
-  for (int64_t p = 0; p < panels; ++p) store_tile(tiles[p], sums + p * sums_apart);
+  over_vectors([](const Floats& sum, float* to) { store(to, sum); });
 }
 
 // The same of any number of rows and panels. X: float, or UpperHalf where keys and values are such
-// that bfloat16 holds. What is read next follows the panels, as the next head's do in a block.
-template <class F, class X>
-inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const void* first,
-                    int64_t panels, int64_t apart, int64_t depth) {
+// that bfloat16 holds. What is read next follows the panels, as the next head's do in a block, or for
+// many rows at `next`. depth_of(row, panel): of how many inputs the rows up to one need the products, of the first ones;
+// more does no harm.
+template <class F, class X, class DepthOf>
+inline void product(Sums sums, const X* x, int64_t rows, int64_t stride, const void* first,
+                    int64_t panels, int64_t apart, int64_t depth, const void* next,
+                    DepthOf&& depth_of) {
   const uint8_t* panel = static_cast<const uint8_t*>(first);
   if constexpr (std::is_same_v<X, UpperHalf>) {
     for (int64_t p = 0; p < panels; ++p, panel += apart)
-      product_of_pairs<F>(sums + p * rows * kPanel, x, rows, stride, panel, depth, true);
+      product_of_pairs<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth, true);
   } else if (rows > kFewTiles * kTile) {
-    for (int64_t p = 0; p < panels; ++p, panel += apart)
-      multiply_floats<F>(panel, depth, x, rows, stride, sums + p * rows * kPanel);
+    alignas(64) float wide[kBlock * kPanel];  // a panel, widened once for all tiles
+    for (int64_t p = 0; p < panels; ++p, panel += apart, sums.at += sums.panel) {
+      const auto* following = p + 1 < panels ? panel + apart : static_cast<const uint8_t*>(next);
+      for (int64_t k = 0; k < depth; k += kBlock) {
+        const uint8_t* from = panel + k * F::bytes;
+        const int64_t here = smaller_of(kBlock, depth - k);
+        if constexpr (!std::is_same_v<F, Numbers<float>>) {
+          for (int64_t i = 0; i < here; ++i) {
+            const typename F::Raw column = F::read(from + i * F::bytes);
+            for (int64_t v = 0; v < kParts; ++v) store(wide + i * kPanel + v * kLanes, column.part[v]);
+          }
+          from = reinterpret_cast<const uint8_t*>(wide);
+        }
+        in_tiles<kTile>(rows, [&](auto count, int64_t row) {
+          const int64_t needed = smaller_of(depth_of(row + count - 1, p) - k, here);
+          if (needed <= 0 && k) return;
+          const auto ahead = reinterpret_cast<intptr_t>(following) - reinterpret_cast<intptr_t>(from);
+          multiply_panels<count, 1, Numbers<float>>(sums.at + row * sums.row, sums.row, 0,
+                                                    x + row * stride + k, stride, from, 0, needed,
+                                                    row == 0 ? ahead : 0, k == 0);
+        });
+      }
+    }
   } else {
     in_tiles<kTile>(rows, [&](auto count, int64_t row) {
       constexpr int64_t most = smaller_of<int64_t>(4, kTile / count);
       in_tiles<most>(panels, [&](auto several, int64_t p) {
-        float* to = sums + (p * rows + row) * kPanel;
-        const X* from = x + row * stride;
-        if constexpr (several == 1)
-          accumulate<count, F>(to, from, stride, panel + p * apart, depth, true);
-        else
-          multiply_panels<count, several, F>(to, rows * kPanel, from, stride, panel + p * apart,
-                                             apart, depth, several * apart);
+        multiply_panels<count, several, F>(sums.at + p * sums.panel + row * sums.row, sums.row,
+                                           sums.panel, x + row * stride, stride, panel + p * apart,
+                                           apart, depth, several * apart);
       });
     });
   }
 }
-
-struct Seen {  // by a row of queries: keys of these positions
-  int32_t first, last;
-};
 
 struct Scores {  // what becomes of scores
   const float* slope;  // [rows] ALiBi's; nullptr: none
@@ -121,16 +159,22 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
                          const Seen* seen, Scores form, int64_t first,
                          float* work, Running result) {
   constexpr int64_t size = F::bytes / kPanel;
-  float* scores = work;                                       // [4][rows][32]
-  X* factors = reinterpret_cast<X*>(scores + rows * kChunk);  // [rows][128]: weights of values
+  constexpr bool pairs = std::is_same_v<X, UpperHalf>;
+  // [rows][128], or [4][rows][32]; and [rows][128]: weights of values, floats in place of the scores.
+  const Sums scores{work, pairs ? kPanel : kChunk, pairs ? rows * kPanel : kPanel};
+  X* factors = reinterpret_cast<X*>(pairs ? work + rows * kChunk : work);
   // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
   const int64_t seen_first = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
   // The same two make a pair, whatever a row sees.
-  const int64_t begin = std::is_same_v<X, UpperHalf> ? seen_first & ~1 : seen_first;
+  const int64_t begin = pairs ? seen_first & ~1 : seen_first;
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
   const int64_t panel = begin / kPanel, panels = (end + kPanel - 1) / kPanel - panel;
-  product<F>(scores + panel * rows * kPanel, queries, rows, even(keys.dim),
-             keys.key(first / kPanel + panel, size), panels, keys.dim * F::bytes, keys.dim);
+  const void* values = keys.value(first + begin, size);
+  product<F>({scores.at + panel * scores.panel, scores.row, scores.panel}, queries, rows,
+             even(keys.dim), keys.key(first / kPanel + panel, size), panels, keys.dim * F::bytes,
+             keys.dim, values, [&](int64_t row, int64_t p) {
+    return seen[row].last - first >= (panel + p) * kPanel ? keys.dim : 0;
+  });
   Ints lane;
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
   const float *key_scales = nullptr, *value_scales = nullptr;
@@ -144,7 +188,9 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
   for (int64_t r = 0; r < rows; ++r) {
     const int32_t from = static_cast<int32_t>(seen[r].first - first);
     const int32_t last = static_cast<int32_t>(seen[r].last - first);
-    const auto scores_at = [&](int64_t k) { return scores + (k / kPanel * rows + r) * kPanel + k % kPanel; };
+    const auto scores_at = [&](int64_t k) {
+      return scores.at + r * scores.row + (pairs ? k / kPanel * scores.panel + k % kPanel : k);
+    };
     Floats most = lowest;
     if (plain && last >= end_lanes - 1) {
       for (int64_t k = begin_lanes; k < end_lanes; k += kLanes) most = larger(most, load(scores_at(k)));
@@ -169,20 +215,23 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
       Floats weight = power_of_two(load(scores_at(k)) * kLog2e - subtracted);
       total = total + weight;
       if (value_scales) weight = weight * load(value_scales + k);
-      if constexpr (std::is_same_v<X, float>)
-        store(factors + r * kChunk + k, weight);
-      else
+      if constexpr (pairs)
         store_upper_halves(reinterpret_cast<int16_t*>(factors) + r * kChunk + k, weight);
+      else
+        store(factors + r * kChunk + k, weight);
     }
     // Beside the last of an odd number: a scale there may be anything.
-    if (std::is_same_v<X, UpperHalf> && end % 2) factors[r * kChunk + end] = X{};
+    if (pairs && end % 2) factors[r * kChunk + end] = X{};
     result.total[r] = sum(total);
   }
-  product<F>(result.mixed, factors + begin, rows, kChunk, keys.value(first + begin, size),
-             keys.dim_panels(), kChunk * F::bytes, end - begin);
+  const bool last_chunk = seen[rows - 1].last < first + kChunk;
+  const void* next = last_chunk ? values : keys.key((first + kChunk) / kPanel, size);
+  product<F>({result.mixed, kPanel, rows * kPanel}, factors + begin, rows, kChunk, values,
+             keys.dim_panels(), kChunk * F::bytes, end - begin, next,
+             [&](int64_t row, int64_t) { return seen[row].last - first + 1 - begin; });
 }
 
-inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
+inline int64_t work_floats(int64_t rows) { return rows * kChunk * 3 / 2; }
 
 // Adds the next chunk to what the chunks before it came to.
 inline void merge(Running all, Running next, int64_t rows, int64_t panels) {

@@ -331,6 +331,18 @@ constexpr float kLog2e = 1.44269504088896341f;
 // 2^x of x up to 0 within 2 units in the last place; 0 where it would be subnormal. For weights of
 // keys, which take it more often than anything: half of what exponential does.
 inline Floats power_of_two(Floats x) {
+#if WIDTH == 16
+  // The nearest polynomial with 2^f from 0 to 1.
+  const Floats f = (Floats)_mm512_reduce_ps((__m512)x, 0x09);  // x - floor(x), and 0 of infinity
+  Floats p = splat(1.8671305e-3f);
+  p = p * f + 9.017029e-3f;
+  p = p * f + 5.5799913e-2f;
+  p = p * f + 2.4016444e-1f;
+  p = p * f + 6.931513e-1f;
+  p = p * f + 1.0f;
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Floats)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
+#else
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Floats shifted = x + magic, f = x - (shifted - magic);
   Floats p = splat(1.3276472e-3f);  // the nearest polynomial with 2^f within -1/2 and 1/2
@@ -341,6 +353,7 @@ inline Floats power_of_two(Floats x) {
   p = p * f + 1.0f;
   const Ints power = (reinterpret_cast<Ints>(shifted) << 23) + (127 << 23);
   return x < -126.0f ? Floats{} : p * reinterpret_cast<Floats>(power);
+#endif
 }
 
 // Within -bound and bound: bound * tanh(x / bound).
