@@ -39,24 +39,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory, lite_python: Path) -> Path:
     table = folder / "hccl_2p.json"
     devices = (Device(0, "192.168.0.0"), Device(1, "192.168.0.1"))
     RankTable((TableServer("10.0.0.7", devices),)).write(table)
-    export = [*MODEL, "run_mode=export", "load_checkpoint=cut", "export_output=x"]
-    export += ["predict_batch_size=2", "parallel=tp2", "infer.infer_seq_length=64"]
-    offline = [*JOB, *PROMPTS, "backend=mslite"]
-    exported = [*offline, "parallel=tp2", "infer.model_dir=x", "output_dir=tp2"]
-    copies = [*offline, "parallel=dp2", "engine=lite-worker", "load_checkpoint=cut"]
-    copies += ["output_dir=dp2"]
-    # Ranks of a loop over a rank table, which take less than msrun and its scheduler.
-    for words in (export, exported, copies):
+    export = ("run_mode=export", "load_checkpoint=cut", "export_output=x", "predict_batch_size=2")
+    export = (*MODEL, *export, "parallel=tp2", "infer.infer_seq_length=64")
+    offline = (*JOB, *PROMPTS, "backend=mslite")
+    exported = (*offline, "parallel=tp2", "infer.model_dir=x", "output_dir=tp2")
+    copies = ("parallel=dp2", "engine=lite-worker", "load_checkpoint=cut")
+    # Two are ranks of a loop over a rank table, which take less than msrun and its scheduler.
+    for words in (export, exported):
         ranks = [start(folder, *words, table=table, rank=rank) for rank in range(2)]
         for rank in ranks:
             finish(rank)
+    finish(start(folder, *offline, *copies, "output_dir=dp2"))
     return folder
 
 
-def start(folder: Path, *words: str, table: Path, rank: int) -> Job:
-    """The `rank` of a run that a rank table describes."""
-    environ = {"LITE_RUNNER_CACHE": str(folder / "cache"), "RANK_TABLE_FILE": str(table)}
-    environ |= {"RANK_SIZE": "2", "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
+def start(folder: Path, *words: str, table: Path | None = None, rank: int = 0) -> Job:
+    """A run, or the `rank` of one that a rank table describes."""
+    environ = {"LITE_RUNNER_CACHE": str(folder / "cache")}
+    if table is not None:
+        environ |= {"RANK_TABLE_FILE": str(table), "RANK_SIZE": "2"}
+        environ |= {"RANK_ID": str(rank), "DEVICE_ID": str(rank)}
     return subprocess.Popen(
         [sys.executable, str(ROOT / "run_lite.py"), *words],
         cwd=folder,
