@@ -108,7 +108,7 @@ def imported(name: str, *, in_functions: bool) -> set[str]:
 def _statements(node: ast.AST, in_functions: bool) -> Iterator[ast.AST]:
     """The nodes below one that run, without imports for type checking."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if in_functions or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield child
@@ -221,8 +221,8 @@ def items(root: Path) -> str:
 
 
 # Of architectures/, what several of them share.
-SHARED = {"experts", "fields", "llama_like", "naming", "next_token"}
-SHARED |= {"positions", "quantization", "reference", "row_order", "settings", "spec"}
+SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "next_token"}
+SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
 
 
 def families() -> list[int]:

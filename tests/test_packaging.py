@@ -120,8 +120,7 @@ def installation_of(wheel: Path, home: Path) -> Path:
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin/python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
-    # Of the modules a run imports a part, which it compiles itself.
-    done = run(*pip, "--no-compile", wheel, cwd=home)
+    done = run(*pip, wheel, cwd=home)
     assert done.returncode == 0, done.stdout + done.stderr
     (site,) = home.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -342,8 +341,7 @@ def test_files_replaced_by_the_namesake_are_reported(wheel: Path, tmp_path: Path
     assert again.startswith(f"{own}install --force-reinstall --no-deps .")
     for command in (["uninstall", "--yes", "lite-runner"], ["install", "--force-reinstall"]):
         pip = (sys.executable, "-m", "pip", "--python", program.parent / "python", *command)
-        install = ("--no-deps", "--no-index", "--no-compile", wheel)
-        options = install if command[0] == "install" else ()
+        options = ("--no-deps", "--no-index", wheel) if command[0] == "install" else ()
         assert run(*pip, *options, cwd=tmp_path).returncode == 0
     assert run(program, "--version", cwd=tmp_path).returncode == 0
 
