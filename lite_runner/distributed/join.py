@@ -137,8 +137,7 @@ class RankLock:
 
     def __init__(self, key: str, rank: int) -> None:
         """Lock this rank's file. Raises EnvironmentFault if another process holds the lock."""
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        self.folder = Path(tempfile.gettempdir()) / f"{_folders()}{name}"
+        self.folder = _own_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while (file := _taken(self.folder, rank)) is None:
             if time.monotonic() > deadline:
@@ -170,10 +169,10 @@ class RankLock:
     def leave(self) -> None:
         """Give the rank up, and remove the folders of this user's jobs that no rank is left of."""
         os.close(self._file)
-        for folder in self.folder.parent.glob(f"{_folders()}*"):
-            with suppress(OSError):
-                if _is_own(folder):
-                    _remove_unused(folder)
+        with suppress(OSError), _alone(self.folder.parent):
+            for folder in self.folder.parent.iterdir():
+                if folder.is_dir() and not any(is_alive(folder, rank) for rank in _ranks(folder)):
+                    shutil.rmtree(folder)
 
     def wait_for_port(self, timeout: float) -> int:
         """The port of rank 0's scheduler, once its file has it. Raises EnvironmentFault."""
@@ -228,55 +227,43 @@ def _lock(file: int, kind: int) -> bool:
     return True
 
 
-def _folders() -> str:
-    """The beginning of the names of the folders of this user's jobs."""
-    return f"lite_runner-ranks-{os.getuid()}-"
-
-
-def _taken(folder: Path, rank: int) -> int | None:
-    """A rank's file in its job's folder, which is made where it is missing, and locked; None while
-    another process has the lock."""
-    while True:
-        with suppress(FileNotFoundError):  # removed since it was made
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            if not _is_own(folder) or folder.lstat().st_mode & 0o077:
-                raise EnvironmentFault(
-                    f"{folder}: not a folder that only you may enter", "remove it, or set TMPDIR"
-                )
-            with _held(folder) as held:
-                if held:
-                    file = os.open(folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
-                    if _lock(file, fcntl.LOCK_EX):
-                        return file
-                    os.close(file)
-                    return None
-
-
-def _is_own(folder: Path) -> bool:
-    """True for a folder of this user, and no link."""
+def _own_folder() -> Path:
+    """The folder of this user's jobs, which nobody else may enter."""
+    folder = Path(tempfile.gettempdir()) / f"lite_runner-ranks-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove a folder in which no process has a rank."""
-    with _held(folder) as held:
-        ranks = [int(one.name) for one in folder.iterdir() if one.name.isdecimal()]
-        if held and not any(is_alive(folder, rank) for rank in ranks):
-            shutil.rmtree(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EnvironmentFault(
+            f"{folder}: not a folder that only you may enter", "remove it, or set TMPDIR"
+        )
+    return folder
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Keep others from removing a folder, and from joining the ranks in it. False where another
-    process has removed it meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _alone(jobs: Path) -> Iterator[None]:
+    """Keep others from joining a job of this user, and from removing its folder."""
+    file = os.open(jobs / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(descriptor)
+        os.close(file)
+
+
+def _taken(folder: Path, rank: int) -> int | None:
+    """A rank's file in its job's folder, locked; None while another process has the lock."""
+    with _alone(folder.parent):
+        folder.mkdir(exist_ok=True)
+        file = os.open(folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
+        if _lock(file, fcntl.LOCK_EX):
+            return file
+        os.close(file)
+        return None
+
+
+def _ranks(folder: Path) -> list[int]:
+    """The ranks that have joined a job so far."""
+    return [int(one.name) for one in folder.iterdir() if one.name.isdecimal()]
 
 
 def start_scheduler(folder: Path, size: int, timeout: int) -> int:
