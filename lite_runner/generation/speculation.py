@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_DRAFTED = 8  # tokens of a sequence in a step: more would cost about as much as they save
-_LONGEST, _SHORTEST = 4, 2  # tokens that have to occur again
-_FIRST_RATE = 0.1  # of acceptance, before anything was checked: two right guesses come first
+_SHORTEST, _LONGEST = 2, 4  # tokens that occur again; of more, the newest place is as good
+_MOST_TRIED = 16  # places where the last two tokens occurred
+_FIRST_RATE = 0.0  # of acceptance: right guesses that nobody drafted come first
 _ROW_COST = 0.2  # a token's share of the time of a step with one, before a draft was timed
 _WEIGHT = 0.2  # of the newest observation
 _FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without
@@ -46,8 +47,8 @@ class PromptLookup:
 
     def __init__(self, prompt: NDArray[np.int32]) -> None:
         self._text: list[int] = prompt.tolist()
-        self._places: dict[tuple[int, ...], int] = {}  # n-gram -> where its newest one ends
-        self._indexed = 0  # tokens whose n-grams are known
+        self._places: dict[tuple[int, int], int] = {}  # two tokens -> where they ended last
+        self._earlier = [0, 0]  # of each place, where the two tokens before it ended before; 0: no
         self._expected: list[int] = []  # what the newest match was followed by
         self.rate = _FIRST_RATE
 
@@ -68,18 +69,25 @@ class PromptLookup:
             self._expected = expected[len(tokens) :]
 
     def _found(self) -> list[int]:
-        """The tokens after the newest earlier occurrence of the last ones."""
-        text, places = self._text, self._places
-        end = len(text)
-        for stop in range(max(self._indexed, _SHORTEST), end):  # all but those that end here
-            for size in range(_SHORTEST, min(_LONGEST, stop) + 1):
-                places[tuple(text[stop - size : stop])] = stop
-        self._indexed = end
-        for size in range(min(_LONGEST, end), _SHORTEST - 1, -1):
-            place = places.get(tuple(text[end - size :]))
-            if place is not None:
-                return text[place : place + 4 * MOST_DRAFTED]
-        return []
+        """The tokens after the newest earlier occurrence of the last ones, of as many of these as
+        occurred."""
+        text, places, earlier = self._text, self._places, self._earlier
+        for stop in range(len(earlier), len(text)):  # all but the two that end here
+            pair = text[stop - 2], text[stop - 1]
+            earlier.append(places.get(pair, 0))
+            places[pair] = stop
+        found, longest = 0, _SHORTEST - 1
+        place = places.get((text[-2], text[-1]), 0) if len(text) > _SHORTEST else 0
+        for _ in range(_MOST_TRIED):
+            size = _SHORTEST
+            while size < min(_LONGEST, place) and text[place - size - 1] == text[-size - 1]:
+                size += 1
+            if place and size > longest:
+                found, longest = place, size
+            if not place or longest == _LONGEST:
+                break
+            place = earlier[place]
+        return text[found : found + 4 * MOST_DRAFTED] if found else []
 
 
 class StepCost:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # positions of a block of the cache: kChunk in src/layers.h
 HUGE_PAGE = 2 << 20
-FEW_BLOCKS = 2  # so many of a slot are not in huge pages, which the last one seldom fills
+FEW_BLOCKS = 2  # a slot with no more of them has small pages: it would seldom fill a huge one
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.13 on
 
 
@@ -337,13 +337,13 @@ class NativeModel:
             if memory.tables is tables:
                 memory.blocks[target] = memory.blocks[source]
 
-    def use_huge_pages(self, tables: NDArray[np.int32], slot: int, start: int) -> None:
-        """Map the blocks of a slot from a position on in huge pages, if they are not its few first
-        ones: attention reads all of them in each step."""
+    def use_huge_pages(self, tables: NDArray[np.int32], slot: int, start: int, end: int) -> None:
+        """Map the blocks of these positions of a slot in huge pages, if it has more than a few:
+        attention reads all of them in each step."""
         if np.count_nonzero(tables[slot] >= 0) > FEW_BLOCKS:
             for memory in self._memory:
                 if memory.tables is tables:
-                    memory.use_huge_pages(tables[slot, start // BLOCK :])
+                    memory.use_huge_pages(tables[slot, start // BLOCK : -(-end // BLOCK)])
 
     def bytes_of(self, count: int) -> int:
         """Bytes of so many positions of a slot."""
@@ -484,14 +484,13 @@ class BlockMemory:
         self._used += BLOCK * size.position_bytes
         return CacheArray(self.tables, np.ndarray(shape, size.dtype, self._map, first, strides))
 
-    def use_huge_pages(self, blocks: Iterable[int]) -> None:
+    def use_huge_pages(self, blocks: NDArray[np.int32]) -> None:
         """Map what of these blocks (-1: none) is not yet in memory in huge pages, if Linux can."""
-        for block in blocks:
+        for block in blocks[blocks >= 0].tolist():  # a product of NumPy's integers has 32 bits
             start = block * self.block_bytes // HUGE_PAGE * HUGE_PAGE
             end = -(-(block + 1) * self.block_bytes // HUGE_PAGE) * HUGE_PAGE
-            if block >= 0:
-                with suppress(OSError):  # a kernel without them
-                    self._map.madvise(mmap.MADV_HUGEPAGE, self._start + start, end - start)
+            with suppress(OSError):  # a kernel without them
+                self._map.madvise(mmap.MADV_HUGEPAGE, self._start + start, end - start)
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:

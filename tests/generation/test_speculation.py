@@ -128,6 +128,16 @@ def test_the_rate_of_acceptance_is_known_without_drafts() -> None:
     assert one.rate == third  # nothing was expected
 
 
+def test_drafts_wait_until_two_guesses_were_right() -> None:
+    one, cost = drafter(1, 2, 3, 4, 5, 1, 2), StepCost()
+    cost.took(1, 0, 0, 0.01)
+    for token in (3, 4):
+        assert cost.most(1, one.rate) == 0
+        one.draft(0)
+        one.extend([token], 0)
+    assert cost.most(1, one.rate) > 0
+
+
 def test_drafts_have_to_pay() -> None:
     cost = StepCost()
     assert cost.most(1, 0.9) == 0  # no step has been timed

@@ -150,13 +150,21 @@ def test_memory_of_blocks_is_taken_as_they_are_written() -> None:
         other.positions(block, 0, BLOCK)[...] = -block
     assert 4 <= taken() <= 6  # huge pages round it
     assert (array.positions(31, 32, 64) == 31).all() and (other.numbers[31] == -31).all()
-    memory.use_huge_pages([-1, 992])  # 62 of 2 MiB are before it
+    memory.use_huge_pages(np.array([-1, 992], np.int32))  # 62 of 2 MiB are before it
     array.positions(992, 0, 1)[...] = 1
     smaps, huge = Path("/proc/self/smaps").read_text(), Path("/sys/kernel/mm/transparent_hugepage")
     start = memory.blocks[992].ctypes.data
     of_block = re.search(f"^{start:x}-{start + (2 << 20):x} .*?^VmFlags:(.*?)$", smaps, re.M | re.S)
     assert (of_block is not None and " hg" in of_block[1]) == huge.exists()
     assert taken() <= 8
+
+
+def test_huge_pages_of_a_block_behind_2_gib() -> None:
+    memory = BlockMemory(np.zeros((1, 1), np.int32), 600, 8 << 20)  # addresses alone
+    memory.use_huge_pages(np.array([599], np.int32))
+    start = memory.blocks[599].ctypes.data
+    found = re.search(f"^{start:x}-", Path("/proc/self/smaps").read_text(), re.M)
+    assert (found is not None) == Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 def test_a_step_reads_blocks_that_there_are() -> None:

@@ -262,8 +262,9 @@ class NativeBackend:
     def _reserve_in(self, pool: BlockPool, parts: Sequence[Part]) -> None:
         assert self._model is not None
         if pool.reserve(parts, partial(self._model.copy_block, pool.tables)):
-            for slot, start, _ in parts:
-                self._model.use_huge_pages(pool.tables, slot, start)
+            for slot, start, end in parts:
+                places = self._ahead + start, self._ahead + end
+                self._model.use_huge_pages(pool.tables, slot, *places)
 
     def close(self) -> None:
         """Release the model and its memory, once its prefixes are stored."""
