@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 MOST_DRAFTED = 8  # tokens of a sequence in a step: more would cost about as much as they save
 _SHORTEST, _LONGEST = 2, 4  # tokens that occur again; of more, the newest place is as good
 _MOST_TRIED = 16  # places where the last two tokens occurred
-_FIRST_RATE = 0.0  # of acceptance: right guesses that nobody drafted come first
+_FIRST_RATE = 0.0  # of acceptance: two guesses that were right, but not drafted, come first
 _ROW_COST = 0.2  # a token's share of the time of a step with one, before a draft was timed
 _WEIGHT = 0.2  # of the newest observation
 _FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without

@@ -77,9 +77,10 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
         model = stored
     elif stored is not None:
         check_same_model(model, stored, path)
-    quantization = quantization_of(source, path, gguf)
-    if packed and source.quant is None:
+    if packed and source.quant in (None, "a16"):
         quantization = Quantization("a16")
+    else:
+        quantization = quantization_of(source, path, gguf)
     files = ModelFiles(
         source.checkpoint,
         path,

@@ -84,7 +84,7 @@ def _computing_alike(asked: Compared, plan: Plan) -> Compared:
     files = plan.model
     if files.exported is not None:  # the checkpoint that it was made from is not located yet
         files = locate(replace(asked.source, compared=True))
-    if files.gguf is None or not files.quantization.keeps_blocks:
+    if not files.quantization.keeps_blocks:
         return asked
     return replace(asked, quant=files.quantization.quant)
 

@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 
 from lite_runner.app import main
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
@@ -33,6 +34,7 @@ from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.formats import gguf_file
 from lite_runner.weights.repository import Repository
 from tests.models import model_named, reference_model
+from tests.packed_folders import write_folder
 from tests.paths import REFERENCE, ROOT
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -225,6 +227,19 @@ def test_a_quantized_checkpoint_says_how(configure: Configure) -> None:
         quantization_of(configure("model=tiny_llama", "quant=a16w8").source, Path("q"))
     Path("plain").mkdir()
     assert quantization_of(same.source, Path("plain")) == same.quantization
+
+
+def test_a_folder_of_another_tool_takes_the_word_that_its_results_have(
+    configure: Configure,
+) -> None:
+    write_folder(Path("gptq"), "gptq 4 bits")
+    for quant in ([], ["quant=a16"]):
+        config = configure("model=auto", "load_checkpoint=gptq", *quant)
+        assert locate(config.source).quantization == Quantization("a16")
+    with pytest.raises(
+        ArtifactError, match="quant=a8 computes with the blocks of a quantized GGUF"
+    ):
+        locate(configure("model=auto", "load_checkpoint=gptq", "quant=a8").source)
 
 
 def test_a_pretrained_folder_without_a_config_is_named(configure: Configure) -> None:
