@@ -271,6 +271,7 @@ def server(overrides: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
         "run_mode=serve",
         "serve.port=0",
         "prefix_cache=auto",
+        "speculate=none",  # a token a step, so that gaps are of steps
         *overrides,
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -180,11 +180,10 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
 def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:
     """True where Ctrl-C ended the generation; results have been written. Raises RunnerError."""
     flags, cut_short = _stop_flags(joined), False
-    profiled = operators_profiled(plan, folder)
     stop = StopCondition(flags, plan.ranks)
     with stop_or_exit_on_ctrl_c(flags):
         try:
-            with profiled:
+            with operators_profiled(plan, folder):
                 run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
         except CutShort:
             cut_short = True

@@ -221,8 +221,8 @@ def items(root: Path) -> str:
 
 
 # Of architectures/, what several of them share.
-SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "next_token"}
-SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
+SHARED = {"experts", "fields", "llama_like", "naming", "next_token"}
+SHARED |= {"positions", "quantization", "reference", "row_order", "settings", "spec"}
 
 
 def families() -> list[int]:

@@ -16,8 +16,8 @@ SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of our launcher's socket, if that
 
 
 def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
-    """True if this process may be a rank: see `membership`, which is for those alone. A RANK_ID
-    without a rank table or other ranks is left over."""
+    """True if this process may be a rank; only then ask `membership`. A RANK_ID without a rank
+    table or other ranks is left over."""
     several = TABLE_VARIABLE in environ or environ.get("RANK_SIZE", "1") != "1"
     return "MS_ROLE" in environ or ("RANK_ID" in environ and several)
 

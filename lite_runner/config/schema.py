@@ -413,7 +413,7 @@ class SpeculationOptions(ExportedOptions):
 
     @property
     def demands_drafts(self) -> bool:
-        """True if a backend that cannot draft by itself is refused."""
+        """True if drafts were asked for by name: a backend without them is refused."""
         return self.speculate in ("ngram", "mtp")
 
     @property

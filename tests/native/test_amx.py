@@ -179,6 +179,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     found.emulator_start()
     yield found
     found.emulator_stop()
+    OPERATORS.choose("")
 
 
 def state(library: Path, *, emulated: bool) -> str:

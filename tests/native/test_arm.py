@@ -100,6 +100,7 @@ int main(int, char** arguments) {
     layer = BoundLayer{};
     layer.windowed = number();
     layer.cache.type = static_cast<CacheType>(number());
+    layer.cache.block_bytes = number();
     layer.cache.keys = memory(number());
     layer.cache.values = memory(number());
     layer.cache.key_scales = memory<float>(number());

@@ -297,7 +297,10 @@ def test_plain_operators_on_atlas_800_and_in_pynative_mode(
     given = {"device": "Ascend", "dtype": "float16", "pynative": pynative}
     model = known.online(len(known.prompts), known.length, **given)
     assert isinstance(model._network.blocks[0].attention, Attention)
-    assert relative_error(known.prefill(model), known.logits[:, 0]) <= 1e-2
+    if pynative:
+        assert relative_error(known.run(model), known.logits) <= 1e-2
+    else:
+        assert relative_error(known.prefill(model), known.logits[:, 0]) <= 1e-2
 
 
 @pytest.mark.usefixtures("on_ascend")

@@ -63,8 +63,8 @@ struct Sums {
 
 // sums of `panels` times 32 for each row, at places as in Sums, = x [rows][depth] * panels of
 // [depth][32] that start `apart` bytes from each other. Several at a time: the sums of a few rows
-// with one alone would have to be waited for. Not `begin`: added to what is there. No Sums, which
-// would go through memory: its bytes are read there before all that was stored is.
+// with one alone would have to be waited for. Not `begin`: added to what is there. Where sums go is
+// three arguments: a struct would be passed through memory, and loaded before its store is done.
 template <int64_t rows, int64_t panels, class F>
 __attribute__((noinline)) void multiply_panels(float* sums, int64_t row_apart,
                                                int64_t panel_apart, const float* x, int64_t stride,
@@ -99,9 +99,9 @@ __attribute__((noinline)) void multiply_panels(float* sums, int64_t row_apart,
 }
 
 // The same of any number of rows and panels. X: float, or UpperHalf where keys and values are such
-// that bfloat16 holds. What is read next follows the panels, as the next head's do in a block, or for
-// many rows at `next`. depth_of(row, panel): of how many inputs the rows up to one need the products, of the first ones;
-// more does no harm.
+// that bfloat16 holds. What is read next follows the panels, as the next head's do in a block, or
+// for many rows is at `next`. depth_of(row, panel): how many of the first inputs the rows up to
+// this one need; more do no harm.
 template <class F, class X, class DepthOf>
 inline void product(Sums sums, const X* x, int64_t rows, int64_t stride, const void* first,
                     int64_t panels, int64_t apart, int64_t depth, const void* next,

@@ -83,11 +83,11 @@ def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
         for index, block in enumerate(model._blocks):
             layer = model._bound[index]
             bytes_of = [
-                next(caches).numbers.nbytes if getattr(layer, name) else 0
+                len(next(caches).numbers) * layer.block_bytes if getattr(layer, name) else 0
                 for name in native_model.CACHE
             ]
             state = layer.state_stride if layer.state else 0
-            found += [_numbers(layer.windowed, layer.cache_type, *bytes_of)]
+            found += [_numbers(layer.windowed, layer.cache_type, layer.block_bytes, *bytes_of)]
             found += [_numbers(state, block.nbytes), block.tobytes()]
         found += [_numbers(len(calls))]
         for words, table, rows in calls:
