@@ -10,19 +10,20 @@ run:  ## set up without MindSpore, then predict with a real model; ARGS="max_new
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
-# Two more than there are processors, four at most: each takes a gigabyte or two.
-WORKERS := from lite_runner.system.environment import cores; print(min(4, cores() + 2))
+# Three more than there are processors, five at most: each takes a gigabyte or two.
+WORKERS := from lite_runner.system.environment import cores; print(min(5, cores() + 3))
 
 test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional
 	@$(MAKE) --no-print-directory lint
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
 	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
-	@# More workers than cores: three of them leave a quarter of two cores idle, while they wait for
+	@# More workers than cores: four of them leave a sixth of two cores idle, while they wait for
 	@# ranks, servers and time-outs.
 	@# One that crashes ends the run, as a failure: pytest-xdist starts another, then waits forever.
 	@# NumPy's threads would spin for their next product, as in start_quickly of lite_runner/app.py.
-	@PYTHONDONTWRITEBYTECODE= OPENBLAS_THREAD_TIMEOUT=16 .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
+	@PYTHONDONTWRITEBYTECODE= OPENBLAS_THREAD_TIMEOUT=16 \
+	.venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 mindspore:  ## set up MindSpore too: backend=ms, several ranks, exports

@@ -208,8 +208,8 @@ def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
             return [one.get("text") or one["message"]["content"] for one in answer["choices"]]
         if answer.get("error"):
             return [answer["error"]["message"]]
-        blocks = answer.get("content") or [b for one in answer["output"] for b in one["content"]]
-        return [block["text"] for block in blocks]
+        messages = answer.get("output", [answer])
+        return [block["text"] for one in messages for block in one["content"]]
 
     for line, answer in zip(lines, told, strict=True):
         assert line["custom_id"].startswith("mine-")
