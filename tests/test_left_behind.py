@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import CONFTEST, ROOT
 
 # By tests, of which some write nothing that counts: to their own folder, and what people edit while
 # tests run.
@@ -27,7 +27,7 @@ WRITES = {
 def test_what_tests_write_is_named(tmp_path: Path, writes: list[str], workers: int) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
-    for name in ("conftest.py", "left_behind.py", "light_msrun.py", "paths.py"):
+    for name in CONFTEST:
         shutil.copy(ROOT / "tests" / name, tests)
     lines = [f"def test_{number}(): {one}\n" for number, one in enumerate(writes)]
     imports = ["from pathlib import Path\n", "from tests.paths import ROOT\n"]

@@ -14,7 +14,7 @@ import pytest
 
 from lite_runner.backends.mindformers.process import MindFormersProcess
 from lite_runner.backends.mindformers.releases import RELEASES
-from tests.paths import ROOT
+from tests.paths import CONFTEST, ROOT
 
 MINDFORMERS = [("mindformers", "1.0.2"), ("mindformers-1.9", "1.9.0")]
 PIP = "-m pip install --no-input --progress-bar off"
@@ -446,7 +446,7 @@ def test_tests_without_a_network_are_named(checkout: Path, tmp_path: Path) -> No
     shutil.rmtree(checkout / "lite_runner")  # else a part of the package that is imported
     shutil.copytree(ROOT / "conf", checkout / "conf")
     tests.mkdir()
-    for name in ("conftest.py", "left_behind.py", "paths.py"):
+    for name in CONFTEST:
         shutil.copy(ROOT / "tests" / name, tests)
     (tests / "test_some.py").write_text(
         "def test_model(smollm2_gguf): pass\n"
@@ -468,7 +468,7 @@ def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, 
     tests = checkout / "tests"
     shutil.rmtree(checkout / "lite_runner")
     tests.mkdir()
-    for name in ("conftest.py", "left_behind.py", "paths.py"):
+    for name in CONFTEST:
         shutil.copy(ROOT / "tests" / name, tests)
     (tests / "test_some.py").write_text(
         "import pytest\n"
