@@ -41,7 +41,7 @@ from lite_runner.distributed.stopping import (
     StopFlags,
     stop_or_exit_on_ctrl_c,
 )
-from lite_runner.launch import log_details, operators_profiled, write_ranks_profile
+from lite_runner.launch import log_details, new_folder, operators_profiled, write_ranks_profile
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -166,8 +166,7 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
         plan = plan.verified(joined.local_ranks)
         told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
         if joined.lock is not None:
-            raw = kept(config.without_secrets())
-            folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw)
+            folder = new_folder(config)
             StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
             told["folder"] = str(folder.path)
     told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])

@@ -75,8 +75,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         profiler.start(whole_process=True, most_events=events)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
-    raw = kept(config.without_secrets())
-    with RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw) as folder:
+    with new_folder(config) as folder:
         folder.open_log()
         if config.profile:
             profiler.folder = folder.path
@@ -196,6 +195,12 @@ def _recorded() -> dict[str, str]:
     if recorder is None:
         return {}
     return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
+
+
+def new_folder(config: RunConfig) -> RunFolder:
+    """A new folder of a run, with the config.yaml that repeats it."""
+    raw = kept(config.without_secrets())
+    return RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw)
 
 
 def log_details(notes: Sequence[Note]) -> None:

@@ -335,8 +335,9 @@ class RunOptions:
     def speculates(self) -> str:
         """The setting that demands drafts without a draft model; "": none does. Never in run modes
         that score texts."""
-        given = self.settings.speculate
-        return "" if given in ("auto", "none") or self.is_draft else f"speculate={given}"
+        if not self.settings.demands_drafts or self.is_draft:
+            return ""
+        return f"speculate={self.settings.speculate}"
 
     def of_draft(self, draft: ModelFiles) -> RunOptions:
         length = min(self.length, draft.model.seq_length)

@@ -382,7 +382,7 @@ class ExportedOptions(ComputeOptions):
     @property
     def tensor_ranks(self) -> int:
         """Ranks that share the model."""
-        return self.parallel_config.model_parallel if self.use_parallel else 1
+        return self.ranks.tensor
 
     @property
     def settings(self) -> ExportSettings:

@@ -364,6 +364,7 @@ class ComputeSettings:
     max_new_tokens: int | None = None
     sizes_itself: bool  # rows and length are chosen together, as the memory allows
     speculate: str = "none"
+    demands_drafts: bool = False  # by that setting
     prefix_cache: str = "none"
     draft_model: str | None = None
     adapter_dtype: str | None = None  # None: no adapters beside the weights
