@@ -252,10 +252,13 @@ if is_usable; then
 else
   find_python
   say "making $venv with $("$python" -V) ($(command -v "$python")); this takes a minute or more"
-  "$python" -m venv --clear "$venv" || fail "$python -m venv $venv failed, see above"
+  rm -rf "$venv"
+  mkdir "$venv"
+  touch "$unfinished" # before there is an interpreter that somebody could take
+  "$python" -m venv "$venv" || fail "$python -m venv $venv failed, see above"
 fi
-rm -f "$venv"/.ready-*
 touch "$unfinished"
+rm -f "$venv"/.ready-*
 
 say "installing the packages of $lock (log: $venv/setup.log)"
 [[ $venv != .venv ]] || uninstall_namesake

@@ -57,7 +57,8 @@ case "$*" in
   *version_info*) echo {version} ;;
   *"-m venv"*)
     for venv; do :; done
-    rm -rf "$venv"; mkdir -p "$venv/bin"; cp "$0" "$venv/bin/python"; echo venv >>pip.txt ;;
+    [ -e "$venv/.unfinished" ] || echo "an environment that looks finished" >>pip.txt
+    mkdir -p "$venv/bin"; cp "$0" "$venv/bin/python"; echo venv >>pip.txt ;;
   *"-m pip install"*)
     if [ -e no-network ]; then echo "Could not reach the index"; exit 1; fi
     echo "$* $PIP_CONSTRAINT" >>pip.txt ;;

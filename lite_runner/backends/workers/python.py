@@ -51,7 +51,13 @@ class WorkerPython:
         cached = cache_dir() / self.cached
         places = [cached / "bin/python"]
         if (_CHECKOUT / "conf").is_dir():
-            places.insert(0, _CHECKOUT / self.folder / "bin/python")
+            own = _CHECKOUT / self.folder
+            if (own / ".unfinished").exists():  # stands while scripts/setup.sh installs
+                raise EnvironmentFault(
+                    f"no Python with {self.product}: {own} is not set up to the end",
+                    f"wait until the set-up has ended, or: {self.remedy}",
+                )
+            places.insert(0, own / "bin/python")
         for place in places:
             if _is_program(place):
                 return place

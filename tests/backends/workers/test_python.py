@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.backends.workers import python as workers_python
 from lite_runner.backends.workers.python import (
+    WorkerPython,
     isolated,
     quoted_tail,
     worker_command,
     worker_environment,
 )
+from lite_runner.errors import EnvironmentFault
 
 
 def test_a_worker_of_a_rank_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +24,23 @@ def test_a_worker_of_a_rank_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = worker_environment()
     assert not environment.keys() & {"MS_ROLE", "RANK_ID", "DEVICE_ID", "MS_SCHED_PORT"}
     assert environment["ASCEND_RT_VISIBLE_DEVICES"] == "3"
+
+
+def test_an_environment_that_is_being_set_up_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_python, "_CHECKOUT", tmp_path)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "conf").mkdir()
+    python = tmp_path / ".venv-x/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+    x = WorkerPython("X", "X_PYTHON", ".venv-x", "x", "x", "make {cached}")
+    assert x.find() == python
+    (tmp_path / ".venv-x/.unfinished").touch()
+    with pytest.raises(EnvironmentFault, match=r"X: .*x is not set up to the end") as caught:
+        x.find()
+    assert caught.value.hint == "wait until the set-up has ended, or: make x"
 
 
 def test_a_script_sees_nothing_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
