@@ -35,12 +35,16 @@ TOLERANCE = 1e-4
 Key = tuple[int, int]
 
 
-def adapters_of(case: str, config: Any) -> tuple[list[Adapter], LoraSize | None]:
-    """One more than there is a slot for, where there are any for a model."""
+def adapters_of(case: str, config: Any, of: str = "") -> tuple[list[Adapter], LoraSize | None]:
+    """One more than there is a slot for, where there are any for a model: of the weights with `of`
+    in their names."""
     listing = FIXTURES / "adapters" / case / "lora_adapter.json"
     if not listing.exists():
         return [], None
-    adapters = list(open_adapters(listing, config).values())[:3]
+    adapters = [
+        replace(one, pairs={name: pair for name, pair in one.pairs.items() if of in name})
+        for one in list(open_adapters(listing, config).values())[:3]
+    ]
     return adapters, pool_size(adapters, len(adapters) - 1)
 
 
@@ -281,18 +285,20 @@ def check_to_the_bit(
 def test_operators_of_mindspore(
     case: str, reference: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy tokens, as far as none before was a matter of rounding."""
+    """Greedy tokens, as far as none before was a matter of rounding. Of one layer: half as much to
+    compile, and to compute forty times."""
     monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
     known = reference(case)
-    adapters, lora = adapters_of(case, known.config)
+    config = replace(known.config, blocks=known.config.blocks[:1])
+    adapters, lora = adapters_of(case, known.config, of=".layers.0.")
     options = MindSporeOptions(slots=SLOTS, length=LENGTH, lora=lora)
-    backend = MindSporeBackend(known.config, ReadAhead(known.tensors()), options, adapters)
+    backend = MindSporeBackend(config, ReadAhead(known.tensors()), options, adapters)
     assert backend.info.chunk == 16
     random = np.random.default_rng(len(case))
     names = [None, *(one.name for one in adapters)]
     together = in_company(backend, list(random_requests(random, names, greedy=True)), random)
     shared = sum(one.cached_tokens > 0 for one in together.completions.values())
-    assert (shared > 5) == backend.info.can_continue
+    assert (shared > 3) == backend.info.can_continue
     checked = 0
     for id, request in together.requests.items():
         single = alone(backend, request)

@@ -63,7 +63,7 @@ def test_a_pair_is_known_by_its_graphs(exported: Callable[..., Export], case: st
 def test_graphs_that_sample_and_graphs_in_float16(exported: Callable[..., Export]) -> None:
     one = exported("gpt2", sampled=True)
     assert foreign_manifest(paths(one), one[0], "tiny").sampled
-    half = exported("llama", dtype="float16")
+    half = exported("qwen3", dtype="float16")
     assert foreign_manifest(paths(half), half[0], "tiny").precision == "float16"
     mixed = {"prefill": paths(one)["prefill"], "increment": paths(exported("gpt2"))["increment"]}
     with pytest.raises(ArtifactError, match="returns tokens, the other logits"):
@@ -120,7 +120,7 @@ def test_a_pair_of_another_model(
 
 
 def test_pairs_that_do_not_belong_together(exported: Callable[..., Export]) -> None:
-    one = exported("llama")
+    one = exported("qwen3")
     pair = paths(one)
     with pytest.raises(ArtifactError, match="swapped"):
         turned = {"prefill": pair["increment"], "increment": pair["prefill"]}
@@ -128,10 +128,10 @@ def test_pairs_that_do_not_belong_together(exported: Callable[..., Export]) -> N
     for name in ("prefill", "increment"):
         with pytest.raises(ArtifactError, match=f"only one of a pair, its {name} graph"):
             foreign_manifest({"model": pair[name]}, one[0], "tiny")
-    other = paths(exported("llama", seq_length=40))["increment"]
+    other = paths(exported("qwen3", seq_length=40))["increment"]
     with pytest.raises(ArtifactError, match=r"zactivate_len int64 \[40\]"):
         foreign_manifest({**pair, "increment": other}, one[0], "tiny")
-    half = paths(exported("llama", dtype="float16"))["increment"]
+    half = paths(exported("qwen3", dtype="float16"))["increment"]
     with pytest.raises(ArtifactError, match=r"float16 .* but .* float32 .*different exports"):
         foreign_manifest({**pair, "increment": half}, one[0], "tiny")
 
