@@ -14,7 +14,7 @@ from lite_runner.system import environment
 
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training.cc
+_ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, reproducible.cc and training.cc
     "linear": [_POINTER, _POINTER, _NUMBER, _POINTER],
     "pack": [_POINTER, *[_NUMBER] * 7, _POINTER],
     "pack_blocks": [_POINTER, *[_NUMBER] * 4, _POINTER],
@@ -23,6 +23,7 @@ _ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training
     "choose": [ctypes.c_char_p],
     "amx": [ctypes.c_int],
     "read": [_POINTER, _NUMBER],
+    "search": [_POINTER, _POINTER, *[_NUMBER] * 3, _POINTER, _NUMBER, _POINTER, _POINTER],
     "peers_bytes": [_NUMBER],
     "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
     "peers_close": [_POINTER],

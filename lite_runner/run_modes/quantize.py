@@ -43,7 +43,7 @@ from lite_runner.system.files import make_folder, new_folder, read_small, requir
 from lite_runner.system.memory import free_memory
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.training.kernels import product, use_threads
+from lite_runner.training.kernels import product, searched, use_threads
 from lite_runner.weights.formats import compressed_tensors, golden_stick
 from lite_runner.weights.formats.gguf_writer import GGUFKind, check_writable, gguf_bytes, write_gguf
 from lite_runner.weights.formats.packed_layouts import layout_in
@@ -554,6 +554,7 @@ def _write_gguf(
             kind,
             tokenizer,
             step.advance,
+            search=searched,
             importance=importance,
             finer=files.quantization.finer,
         )

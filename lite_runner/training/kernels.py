@@ -1,5 +1,5 @@
 """The native kernels of training (native/src/training.cc): products of any two matrices, attention
-and elementwise operations, with their gradients.
+and elementwise operations, with their gradients. And that of searching for the scales of blocks.
 
 They may be called from several threads at once. A call computes in one thread, or in as many as
 `use_threads` said, which is for a training whose texts are not divided among threads.
@@ -285,3 +285,14 @@ def turned(x: Array, cos: Array, sin: Array, *, back: bool) -> Array:
     asked = _Turned(*(_at(one) for one in (x, cos, sin, out)), heads, half, back)
     library().lite_runner_turned(ctypes.byref(asked), len(x))
     return out
+
+
+def searched(x: Array, weights: Array, firsts: Array, levels: int) -> tuple[Array, Array]:
+    """See `k_quants.Search`; groups are of 32 values, or with levels of 16."""
+    groups, size = x.shape
+    assert size == 32 or (size == 16 and levels)
+    x, weights, firsts = (np.ascontiguousarray(one, np.float32) for one in (x, weights, firsts))
+    scales, minimums = np.zeros((2, groups), np.float32)
+    sizes, out = (groups, size, levels), (_at(scales), _at(minimums))
+    library().lite_runner_search(_at(x), _at(weights), *sizes, _at(firsts), len(firsts), *out)
+    return scales, minimums

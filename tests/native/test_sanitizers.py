@@ -181,7 +181,7 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sanitizers_find_nothing(sanitized: Path) -> None:
     folder = Path(__file__).parent
-    names = ("amx", "linear", "layers", "attention", "structs", "model")
+    names = ("amx", "linear", "layers", "attention", "structs", "model", "search")
     tests = [str(folder / f"test_{name}.py") for name in names]
     tests += ["-k", "not without_memory"]  # of which the sanitizer itself takes more
     done = subprocess.run(

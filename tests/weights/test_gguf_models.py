@@ -21,6 +21,7 @@ from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import pool_size
+from lite_runner.training.kernels import searched
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
@@ -127,7 +128,7 @@ def test_newer_families_are_written(case: str, tmp_path: Path) -> None:
     model = model_config_of(folder)
     source = open_checkpoint(folder, model)
     check_writable(model, "Q8_0")
-    write_gguf(tmp_path / "x.gguf", source, model, "Q8_0", {})
+    write_gguf(tmp_path / "x.gguf", source, model, "Q8_0", {}, search=searched)
     file = open_gguf(tmp_path / "x.gguf")
     for name, tensor in from_gguf(file, config_of_gguf(file)).items():
         found, given = tensor.float32(), source[name].float32()

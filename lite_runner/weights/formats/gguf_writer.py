@@ -27,7 +27,7 @@ from lite_runner.weights.formats.gguf_checkpoint import (
     llama3_factors,
 )
 from lite_runner.weights.formats.gguf_file import TYPES, GGUFFile, GGUFHeader, GGUFTensor
-from lite_runner.weights.quantization.k_quants import blocks_of, blocks_of_integers
+from lite_runner.weights.quantization.k_quants import Search, blocks_of, blocks_of_integers
 
 GGUFKind = Literal["Q8_0", "Q4_0", "Q4_1", "Q4_K_M"]
 # general.file_type of llama.cpp.
@@ -92,16 +92,18 @@ def write_gguf(
     tokenizer: Mapping[str, Any],
     advance: Callable[[int], None] = lambda count: None,
     *,
+    search: Search,
     importance: Mapping[str, NDArray[np.float32]] | None = None,
     finer: Collection[str] = (),
 ) -> int:
     """Write canonical tensors as the GGUF file `path`; returns the bytes of its tensors. Matrices
     that have such blocks, or integers that are such, are written as they are.
 
-    `tokenizer`: the keys of its metadata; `importance`: of the inputs of its tensors [experts or 1,
-    in], which the integers are chosen by; `finer`: parameters that become Q8_0. A tensor at a time
-    is in memory; `advance` is told of each. Raises ConfigError for a model that GGUF has no words
-    for, EnvironmentFault and ArtifactError; nothing half-written gets the final name.
+    `tokenizer`: the keys of its metadata; `search`: for the scales of blocks; `importance`: of the
+    inputs of its tensors [experts or 1, in], which the integers are chosen by; `finer`: parameters
+    that become Q8_0. A tensor at a time is in memory; `advance` is told of each. Raises ConfigError
+    for a model that GGUF has no words for, EnvironmentFault and ArtifactError; nothing half-written
+    gets the final name.
     """
     import gguf
 
@@ -131,7 +133,7 @@ def write_gguf(
             writer.write_tensor_data(factors)
         for one in layout:
             sizes = None if importance is None else importance.get(one.name)
-            writer.write_tensor_data(_bytes(one, tensors, model, sizes))
+            writer.write_tensor_data(_bytes(one, tensors, model, search, sizes))
             advance(len(one.parts))
         writer.close()
         fresh.replace(path)
@@ -206,6 +208,7 @@ def _bytes(
     tensor: _Tensor,
     tensors: Mapping[str, LazyTensor],
     model: Decoder,
+    search: Search,
     importance: NDArray[np.float32] | None,
 ) -> NDArray[Any]:
     first = tensor.parts[0]
@@ -224,11 +227,11 @@ def _bytes(
     if dtype := _FLOATS.get(tensor.type_name):
         return values.astype(dtype)
     if importance is None or tensor.type_name == "Q8_0":
-        return blocks_of(values, tensor.type_name)
+        return blocks_of(values, tensor.type_name, search)
     if len(importance) == 1:  # with the same inputs
-        return blocks_of(values, tensor.type_name, importance[0])
+        return blocks_of(values, tensor.type_name, search, importance[0])
     each = zip(np.split(values, len(importance)), importance, strict=True)
-    return np.concatenate([blocks_of(one, tensor.type_name, sizes) for one, sizes in each])
+    return np.concatenate([blocks_of(one, tensor.type_name, search, sizes) for one, sizes in each])
 
 
 def _floats(parameter: Parameter, tensor: LazyTensor, model: Decoder) -> NDArray[np.float32]:

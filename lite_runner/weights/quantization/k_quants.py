@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,20 @@ from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE, Quantized
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+# Of groups [n, values], weights of their errors, first scales and levels: the scales and negated
+# minimums whose integers are nearest. Of the first scales each is fitted by least squares. Integers
+# are -levels to levels - 1, without minimums, or with levels 0 from 0 to 15.
+Search: TypeAlias = Callable[[Floats, Floats, Floats, int], tuple[Floats, Floats]]
 _TINY = np.float32(1e-30)
+# First scales divide the largest value by levels + each of _STEPS, or a group's span by _LEVELS.
+_STEPS = np.arange(-0.9, 0.95, 0.1, dtype=np.float32)
+_LEVELS = np.array([15, *np.arange(14, 16.05, 0.1, dtype=np.float32)], np.float32)
 _UNSEEN = 1e-15  # so that products of two such weights exceed _TINY
 
 
-def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) -> Bytes:
+def blocks_of(
+    values: Floats, type_name: str, search: Search, importance: Floats | None = None
+) -> Bytes:
     """A matrix [rows, columns] in blocks [rows, bytes of a row]; whole blocks make a row.
     `importance`: of each column."""
     own = {"Q4_K": _q4_k, "Q5_0": _q5_0, "Q6_K": _q6_k}
@@ -36,7 +45,7 @@ def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) 
     step = max(1, VALUES_AT_ONCE // values.shape[1])
     parts = [values[start : start + step] for start in range(0, len(values), step)]
     with ThreadPoolExecutor(cores()) as pool:
-        pieces = list(pool.map(lambda part: convert(part, importance), parts))
+        pieces = list(pool.map(lambda part: convert(part, search, importance), parts))
     return np.concatenate(pieces).reshape(len(values), -1)
 
 
@@ -64,11 +73,11 @@ def _seen(weights: Floats, plain: Floats) -> Floats:
     return np.where(weights.max(-1, keepdims=True) > _UNSEEN, weights, plain)
 
 
-def _by_library(type_name: str) -> Callable[[Floats, Floats | None], Bytes]:
+def _by_library(type_name: str) -> Callable[[Floats, Search, Floats | None], Bytes]:
     from gguf import GGMLQuantizationType, quants
 
     kind = GGMLQuantizationType[type_name]
-    return lambda values, _: quants.quantize(np.ascontiguousarray(values), kind)
+    return lambda values, *_: quants.quantize(np.ascontiguousarray(values), kind)
 
 
 def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
@@ -83,16 +92,16 @@ def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
     return "Q4_1", np.concatenate([scales, minimums, pairs], 1).reshape(rows, -1)
 
 
-def _q4_0(values: Floats, importance: Floats | None) -> Bytes:
+def _q4_0(values: Floats, search: Search, importance: Floats | None) -> Bytes:
     x, weights = _grouped(values, importance, values.shape[1])
-    d = _symmetric(x, 8, weights).astype(np.float16)
+    d = search(x, weights, 8 + _STEPS, 8)[0].astype(np.float16)
     q = np.clip(np.rint(x * _inverse(d.astype(np.float32)[:, None])), -8, 7) + 8
     return np.concatenate([d.astype("<f2").reshape(-1, 1).view(np.uint8), _halves(q)], 1)
 
 
-def _q4_1(values: Floats, importance: Floats | None) -> Bytes:
+def _q4_1(values: Floats, search: Search, importance: Floats | None) -> Bytes:
     x, weights = _grouped(values, importance, values.shape[1])
-    d, low = (one.astype(np.float16) for one in _with_minimum(x, weights))
+    d, low = (one.astype(np.float16) for one in search(x, weights, _LEVELS, 0))
     wide = x + low.astype(np.float32)[:, None]
     q = np.clip(np.rint(wide * _inverse(d.astype(np.float32)[:, None])), 0, 15)
     heads = [one.astype("<f2").reshape(-1, 1).view(np.uint8) for one in (d, -low)]
@@ -106,10 +115,11 @@ def _halves(q: NDArray[Any]) -> Bytes:
     return pairs
 
 
-def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
+def _q4_k(values: Floats, search: Search, importance: Floats | None) -> Bytes:
     x, weights = _grouped(values, importance, 256)
-    x, weights = x.reshape(-1, 8, 32), weights.reshape(-1, 8, 32)
-    scales, minimums = _with_minimum(x, weights)
+    x, scales, minimums = (
+        one.reshape(-1, 8, *one.shape[1:]) for one in (x, *search(x, weights, _LEVELS, 0))
+    )
     d, steps = _steps(scales)
     d_minimum, minimum_steps = _steps(minimums)
     scale = (d[:, None] * steps)[..., None]
@@ -126,37 +136,6 @@ def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
     return np.concatenate([*heads, upper, lower, codes], 1)
 
 
-def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """The scales and negated minimums [...] of groups [..., n] whose integers 0 to 15 are
-    nearest by these weights of errors; of 21 first scales each is fitted by least squares."""
-    low = np.minimum(x.min(-1), 0)
-    span = x.max(-1) - low
-    weights_x = weights * x
-    total, total_x = weights.sum(-1), weights_x.sum(-1)
-    above_low = x - low[..., None]
-    best: Floats = np.full(low.shape, np.inf, np.float32)
-    scale, minimum = np.zeros_like(low), low
-    for levels in (15, *np.arange(14, 16.05, 0.1, dtype=np.float32)):
-        inverse = levels / np.maximum(span, _TINY)
-        q = _rounded(inverse[..., None], above_low, 0, 15)
-        sum_q, sum_qq, sum_qx = _dot(weights, q), _dot(weights, q, q), _dot(weights_x, q)
-        spread = total * sum_qq - sum_q * sum_q
-        safe = np.maximum(spread, _TINY)
-        slope = (total * sum_qx - total_x * sum_q) / safe
-        offset = (sum_qq * total_x - sum_q * sum_qx) / safe
-        above = offset > 0
-        slope = np.where(above, sum_qx / np.maximum(sum_qq, _TINY), slope)
-        offset = np.where(above, 0, offset)
-        q *= slope[..., None]
-        q += offset[..., None]
-        q -= x
-        error = _dot(weights, q, q)
-        won = (spread > 0) & (error < best)
-        best = np.where(won, error, best)
-        scale, minimum = np.where(won, slope, scale), np.where(won, offset, minimum)
-    return np.maximum(scale, 0), -minimum
-
-
 def _steps(values: Floats) -> tuple[Floats, Floats]:
     """Non-negative numbers [n, 8] as integers up to 63 times a float16 [n]."""
     largest = values.max(-1)
@@ -165,13 +144,13 @@ def _steps(values: Floats) -> tuple[Floats, Floats]:
     return d, steps
 
 
-def _q6_k(values: Floats, importance: Floats | None) -> Bytes:
+def _q6_k(values: Floats, search: Search, importance: Floats | None) -> Bytes:
     x = values.reshape(-1, 16)
     weights = x * x
     if importance is not None:
         weights = _seen(_each(importance, values, 16), weights)
-    x, weights = x.reshape(-1, 16, 16), weights.reshape(-1, 16, 16)
-    scales = _symmetric(x, 32, weights)
+    scales = search(x, weights, 32 + _STEPS, 32)[0].reshape(-1, 16)
+    x = x.reshape(-1, 16, 16)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(-1)[:, None], 1)
     inverse = np.divide(-128, largest, out=np.zeros_like(largest), where=np.abs(largest) > _TINY)
     d = np.divide(1, inverse, out=np.zeros_like(inverse), where=inverse != 0)
@@ -186,45 +165,15 @@ def _q6_k(values: Floats, importance: Floats | None) -> Bytes:
     return np.concatenate([lower.reshape(len(x), -1), upper.reshape(len(x), -1), *ends], 1)
 
 
-def _q5_0(values: Floats, importance: Floats | None) -> Bytes:
-    x, weights = _grouped(values, importance, values.shape[1])
-    weights = x * x if importance is None else weights
-    d = _symmetric(x, 16, weights).astype(np.float16)
+def _q5_0(values: Floats, search: Search, importance: Floats | None) -> Bytes:
+    x = values.reshape(-1, 32)
+    weights = x * x if importance is None else _grouped(values, importance, values.shape[1])[1]
+    d = search(x, weights, 16 + _STEPS, 16)[0].astype(np.float16)
     q = np.rint(x * _inverse(d.astype(np.float32)[:, None]))
     q = (np.clip(q, -16, 15) + 16).astype(np.uint8)
     fifth = np.packbits(q >> 4, axis=-1, bitorder="little")
     head = d.astype("<f2").reshape(-1, 1).view(np.uint8)
     return np.concatenate([head, fifth, _halves(q & 15)], 1)
-
-
-def _symmetric(x: Floats, levels: int, weights: Floats) -> Floats:
-    """The scales [...] of groups [..., n] whose integers -levels to levels - 1 are nearest by
-    these weights of errors; the best of 19 first ones, fitted by least squares."""
-    inverse = _inverse(np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1))
-    weights_x = weights * x
-    best = np.zeros(x.shape[:-1], np.float32)
-    scale = np.zeros_like(best)
-    for step in np.arange(-0.9, 0.95, 0.1, dtype=np.float32):
-        q = _rounded(-(levels + step) * inverse, x, -levels, levels - 1)
-        product, square = _dot(weights_x, q), _dot(weights, q, q)
-        slope = np.divide(product, square, out=np.zeros_like(best), where=square > _TINY)
-        won = slope * product > best
-        best, scale = np.where(won, slope * product, best), np.where(won, slope, scale)
-    return scale
-
-
-def _rounded(inverse: Floats, x: Floats, least: int, most: int) -> Floats:
-    """Integers nearest to x / scale."""
-    q = inverse * x
-    np.rint(q, out=q)
-    np.clip(q, least, most, out=q)
-    return q
-
-
-def _dot(*factors: Floats) -> Floats:
-    """The sums of products along the last axis."""
-    found: Floats = np.einsum(",".join(["...i"] * len(factors)), *factors)
-    return found
 
 
 def _inverse(values: Floats) -> Floats:

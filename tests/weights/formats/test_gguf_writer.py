@@ -13,6 +13,7 @@ import pytest
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.errors import ConfigError
+from lite_runner.training.kernels import searched
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.formats.gguf_writer import GGUFKind, check_writable, gguf_bytes, write_gguf
@@ -40,7 +41,7 @@ def test_what_is_written_is_read_back(family: str, kind: GGUFKind, tmp_path: Pat
         model = replace(model, blocks=(block,) * 2)
     check_writable(model, kind)
     source, path, done = random_checkpoint(model, 0), tmp_path / "x.gguf", []
-    size = write_gguf(path, source, model, kind, tokens(model), done.append)
+    size = write_gguf(path, source, model, kind, tokens(model), done.append, search=searched)
     assert size == gguf_bytes(model, kind) and sum(done) == len(source)
     file = open_gguf(path)
     assert config_of_gguf(file) == model
@@ -60,7 +61,7 @@ def test_blocks_of_256_values_are_mixed_as_llama_cpp_does(tmp_path: Path) -> Non
     wide = replace(model.blocks[0].feed_forward, width=256)
     model = replace(model, blocks=(replace(model.blocks[0], feed_forward=wide),) * 8)
     source, path = random_checkpoint(model, 0), tmp_path / "x.gguf"
-    write_gguf(path, source, model, "Q4_K_M", tokens(model))
+    write_gguf(path, source, model, "Q4_K_M", tokens(model), search=searched)
     file = open_gguf(path)
     found = [file.tensors[f"blk.{layer}.ffn_down.weight"].type_name for layer in range(8)]
     assert found == [("Q6_K" if layer in (0, 3, 6, 7) else "Q4_K") for layer in range(8)]
@@ -72,14 +73,15 @@ def test_integers_and_blocks_are_written_unchanged(tmp_path: Path) -> None:
     model = CONFIGS["llama"]
     first, second = tmp_path / "1.gguf", tmp_path / "2.gguf"
     quantized = with_quantization(random_checkpoint(model, 0), model, Quantization("a16w4", 32))
-    write_gguf(first, quantized, model, "Q4_1", tokens(model))
+    write_gguf(first, quantized, model, "Q4_1", tokens(model), search=searched)
     read = from_gguf(open_gguf(first), model)
     for name, one in quantized.items():
         np.testing.assert_array_equal(read[name].float32(), one.float32(), name)
     kept = with_quantization(read, model, Quantization("a16"))
-    write_gguf(second, kept, model, "Q4_1", tokens(model))
+    write_gguf(second, kept, model, "Q4_1", tokens(model), search=searched)
     assert second.read_bytes() == first.read_bytes()
-    write_gguf(second, kept, model, "Q8_0", tokens(model))  # of another type they are made anew
+    # Of another type they are made anew.
+    write_gguf(second, kept, model, "Q8_0", tokens(model), search=searched)
     for name, one in from_gguf(open_gguf(second), model).items():
         expected = read[name].float32()
         assert np.abs(one.float32() - expected).max() <= 0.01 * np.abs(expected).max(), name
@@ -88,8 +90,9 @@ def test_integers_and_blocks_are_written_unchanged(tmp_path: Path) -> None:
 def test_frequencies_of_llama_3(tmp_path: Path) -> None:
     model = CONFIGS["llama"].with_rope_scaling(RopeScaling("llama3", 8.0, 8192))
     check_writable(model, "Q8_0")
-    write_gguf(tmp_path / "x.gguf", random_checkpoint(model, 0), model, "Q8_0", tokens(model))
-    assert config_of_gguf(open_gguf(tmp_path / "x.gguf")) == model
+    source, path = random_checkpoint(model, 0), tmp_path / "x.gguf"
+    write_gguf(path, source, model, "Q8_0", tokens(model), search=searched)
+    assert config_of_gguf(open_gguf(path)) == model
 
 
 @pytest.mark.filterwarnings("error")

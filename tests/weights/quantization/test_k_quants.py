@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from lite_runner.training.kernels import searched
 from lite_runner.weights.quantization.k_quants import blocks_of
 
 
@@ -16,7 +17,7 @@ from lite_runner.weights.quantization.k_quants import blocks_of
 def test_blocks_are_close_to_the_floats(kind: str, largest: float, bits: float) -> None:
     """Closer than without a search: of Q5_0 the gguf library's error is 0.043, of Q4_1 0.078."""
     values = np.random.default_rng(0).standard_normal((16, 1024)).astype(np.float32)
-    blocks = blocks_of(values, kind)
+    blocks = blocks_of(values, kind, searched)
     assert blocks.shape == (16, 1024 * bits / 8)
     found = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
     assert np.sqrt(((found - values) ** 2).mean()) < largest
@@ -27,9 +28,9 @@ def test_values_that_are_blocks_already(kind: str) -> None:
     values = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
     values[0], values[1], values[2, :32] = 0, np.abs(values[1]), 0
     type = gguf.GGMLQuantizationType[kind]
-    once = gguf.quants.dequantize(blocks_of(values, kind), type)
+    once = gguf.quants.dequantize(blocks_of(values, kind, searched), type)
     assert not once[0].any() and not once[2, :32].any() and np.isfinite(once).all()
-    again = gguf.quants.dequantize(blocks_of(once, kind), type)
+    again = gguf.quants.dequantize(blocks_of(once, kind, searched), type)
     np.testing.assert_allclose(again, once, atol=0.01 * np.abs(once).max())
 
 
@@ -40,7 +41,7 @@ def test_importance_weighs_errors(kind: str) -> None:
     importance = np.exp(2 * rng.standard_normal(1024)).astype(np.float32)
 
     def errors(given: np.ndarray | None) -> np.ndarray:
-        blocks = blocks_of(values, kind, given)
+        blocks = blocks_of(values, kind, searched, given)
         found = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
         return np.asarray(np.square(found - values).mean(0))
 
