@@ -44,6 +44,9 @@ def import_mindspore(device: str) -> Any:
     2.0.0 lacks two names that mindformers 1.0.2 mentions, of what nothing on a CPU uses.
     """
     os.environ.setdefault("GLOG_v", "3")
+    # Despite -B, which is for our own files: scripts/setup.sh leaves it to runs to compile what
+    # they import, three thousand modules, and each process would do it anew.
+    sys.dont_write_bytecode = False
     import mindspore
 
     if not hasattr(mindspore, "bfloat16"):
