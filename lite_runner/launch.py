@@ -25,10 +25,9 @@ from lite_runner.output import CONFIG, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
-from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.environment import versions
-from lite_runner.system.files import memory_file
+from lite_runner.system.files import memory_file, readable
 from lite_runner.system.user_cache import default_limit, trim
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from lite_runner.config.sections import Cluster, DType
 from lite_runner.errors import EnvironmentFault, shown
 from lite_runner.records import dataclass
 from lite_runner.system import memory
+from lite_runner.system.files import readable
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 PROCESS = 440 << 20  # Python with MindSpore, NumPy and the tokenizer
@@ -207,16 +208,6 @@ def model_lines(run_mode: str, name: str, model: Decoder, checkpoint: str) -> di
 def align(lines: Mapping[str, str]) -> list[str]:
     """Labels and values as aligned lines."""
     return [f"{name:<13} {shown(value)}" for name, value in lines.items()]
-
-
-def readable(size: int) -> str:
-    """A number of bytes for humans: 538.1 MB."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
 
 
 DEGREES = range(1, 9)

@@ -25,11 +25,11 @@ from lite_runner.sizing import (
     rank_memory,
     rank_parameters,
     ranks_plan,
-    readable,
     scaling_estimate,
     traffic,
 )
 from lite_runner.system import memory
+from lite_runner.system.files import readable
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.partition import strategy_of
 from tests.each import each

@@ -25,10 +25,10 @@ from lite_runner.doctor.check import Check, Finding, as_json, as_text, counts, e
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import compiler
 from lite_runner.output import PROBE_BYTES
-from lite_runner.sizing import PROCESS, Memory, readable, shortage
+from lite_runner.sizing import PROCESS, Memory, shortage
 from lite_runner.system import environment, memory
 from lite_runner.system.environment import Requirement
-from lite_runner.system.files import cache_dir, folder_size
+from lite_runner.system.files import cache_dir, folder_size, readable
 from lite_runner.system.user_cache import (
     EXPORTS,
     GRAPHS,

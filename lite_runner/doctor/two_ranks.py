@@ -16,9 +16,9 @@ from lite_runner.distributed.events import MET, Sender, connect, failure_of
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
-from lite_runner.sizing import MSRUN_PROCESS, host_processes, readable
+from lite_runner.sizing import MSRUN_PROCESS, host_processes
 from lite_runner.system import environment, memory
-from lite_runner.system.files import temporary_folder
+from lite_runner.system.files import readable, temporary_folder
 
 RANKS = 2
 LIMIT_S = 90  # for all: two ranks take some ten seconds, of which importing MindSpore is the most

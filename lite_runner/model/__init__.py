@@ -15,8 +15,7 @@ from lite_runner.architectures.quantization import Quantization
 from lite_runner.config.sections import RANDOM, Ranks
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
-from lite_runner.sizing import readable
-from lite_runner.system.files import sampled_digest
+from lite_runner.system.files import readable, sampled_digest
 from lite_runner.weights.checkpoint import LEARNED_KEYS, LORA, PICKLES, open_with, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 

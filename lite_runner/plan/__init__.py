@@ -25,16 +25,9 @@ from lite_runner.generation import Request as GenerationRequest
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import end_tokens
 from lite_runner.records import dataclass
-from lite_runner.sizing import (
-    Memory,
-    MemoryHint,
-    align,
-    memory_lines,
-    model_lines,
-    ranks_plan,
-    readable,
-)
+from lite_runner.sizing import Memory, MemoryHint, align, memory_lines, model_lines, ranks_plan
 from lite_runner.system import environment
+from lite_runner.system.files import readable
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

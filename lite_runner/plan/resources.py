@@ -35,10 +35,10 @@ from lite_runner.sizing import (
     machine_memory,
     memory_remedy,
     parameter_count,
-    readable,
     shortage,
 )
 from lite_runner.system import environment, memory
+from lite_runner.system.files import readable
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.source import weights_to_fetch
 

@@ -24,7 +24,8 @@ from lite_runner.model.locate import locate_for_plan, side_files
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import OutputPath, dataclass
-from lite_runner.sizing import float32_bytes, model_lines, readable
+from lite_runner.sizing import float32_bytes, model_lines
+from lite_runner.system.files import readable
 from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import (

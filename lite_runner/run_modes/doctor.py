@@ -23,8 +23,9 @@ from lite_runner.model.locate import locate_cached, tokenizer_of
 from lite_runner.plan import Job, Plan, slots_for
 from lite_runner.plan.resources import check_machine, job_memory, memory_hints, run_options
 from lite_runner.records import dataclass
-from lite_runner.sizing import check_memory, readable
+from lite_runner.sizing import check_memory
 from lite_runner.system import environment, memory
+from lite_runner.system.files import readable
 
 FETCHED = "a run fetches it"
 _SAMPLE = "The capital of France is"

@@ -16,7 +16,8 @@ from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing import model_lines, readable
+from lite_runner.sizing import model_lines
+from lite_runner.system.files import readable
 from lite_runner.weights.source import weights_to_fetch
 
 

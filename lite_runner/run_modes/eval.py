@@ -51,8 +51,8 @@ from lite_runner.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import check_before_fetching, open_planned
 from lite_runner.records import Count, InputPath, Range, dataclass
 from lite_runner.run_modes._plan import planned
-from lite_runner.sizing import readable
 from lite_runner.system import environment
+from lite_runner.system.files import readable
 from lite_runner.system.signals import CutShort
 
 # One prefill chunk, and the default of other tools: perplexities are comparable.

@@ -28,8 +28,8 @@ from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_
 from lite_runner.output import Result, RunFolder, Timing
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing import check_memory, model_lines, parameter_count, readable, shortage
-from lite_runner.system.files import make_folder
+from lite_runner.sizing import check_memory, model_lines, parameter_count, shortage
+from lite_runner.system.files import make_folder, readable
 from lite_runner.system.signals import CutShort, Terminated, deferred
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.adapter import TrainedLora, new_lora, opened_lora

@@ -35,11 +35,10 @@ from lite_runner.sizing import (
     memory_lines,
     model_lines,
     parameter_count,
-    readable,
     weight_bytes,
 )
 from lite_runner.system.environment import cores
-from lite_runner.system.files import make_folder, new_folder, read_small, require_space
+from lite_runner.system.files import make_folder, new_folder, read_small, readable, require_space
 from lite_runner.system.memory import free_memory
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer

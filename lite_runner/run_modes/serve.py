@@ -22,8 +22,8 @@ from lite_runner.plan import Plan
 from lite_runner.run_modes._plan import plan_session
 from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.options import ServeOptions as Config
-from lite_runner.sizing import readable
 from lite_runner.system import environment
+from lite_runner.system.files import readable
 from lite_runner.system.memory import bound
 from lite_runner.system.secret import named_keys, read_key
 from lite_runner.system.yaml_file import read_yaml

@@ -15,8 +15,8 @@ from lite_runner.model.locate import locate_for_plan, side_files
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import Count, Index, OutputPath, dataclass
-from lite_runner.sizing import float32_bytes, model_lines, readable
-from lite_runner.system.files import new_folder
+from lite_runner.sizing import float32_bytes, model_lines
+from lite_runner.system.files import new_folder, readable
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
     write_merged,

@@ -57,6 +57,16 @@ def folder_size(folder: Path) -> int:
     return size
 
 
+def readable(size: int) -> str:
+    """A number of bytes for humans: 538.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
 def sync_folder(folder: Path) -> None:
     """fsync `folder`, so that a rename in it survives a crash; does nothing where unsupported."""
     with contextlib.suppress(OSError):

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from lite_runner.app import main
-from lite_runner.sizing import readable
 from lite_runner.system import memory
+from lite_runner.system.files import readable
 from lite_runner.weights.lora.adapter_reader import shards_of
 from tests.refusals import refused
 

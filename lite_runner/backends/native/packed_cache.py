@@ -43,9 +43,8 @@ from lite_runner.native.structs import (
     Share,
     aligned,
 )
-from lite_runner.sizing import readable
 from lite_runner.system import user_cache
-from lite_runner.system.files import cache_dir, new_folder
+from lite_runner.system.files import cache_dir, new_folder, readable
 from lite_runner.system.user_cache import cannot_hold, digest_of, known_of_file, of_file, state_of
 from lite_runner.weights import HUGE_PAGE
 from lite_runner.weights.checkpoint import rank_folders
