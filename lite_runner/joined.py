@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from lite_runner import profiler, progress
 from lite_runner.backends.collectives import gather, schedule
-from lite_runner.backends.mindspore.device import choose_ascend_settings
+from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config import Note
 from lite_runner.config.compose import kept
 from lite_runner.config.parallel import SOCKET_VARIABLE
@@ -106,7 +106,7 @@ def _run_rank(
         if sender is not None:
             folder = RunFolder(Path(os.environ[FOLDER_VARIABLE]))
             stack.enter_context(folder).open_log(f"rank_{sender.rank}.log")
-        target, device_id, meets_on = choose_device(
+        target, device_id, meets_on = own_device(
             config.context, member, elsewhere=config.in_mindformers
         )
         with progress.step(f"meet the {member.size} ranks"):
@@ -128,8 +128,10 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
-        asked = plan.config.context
-        context = asked.placed(target, device_id, len(joined.local_ranks))
+        asked, threads = plan.config.context, plan.config.context.threads
+        if target == "CPU" and threads is None:  # its share of this machine's processors
+            threads = environment.cores(len(joined.local_ranks))
+        context = dataclasses.replace(asked, device_id=device_id, threads=threads)
         if joined.leads and sender is None:
             told = environment.threads_beyond(asked.threads, plan.config.processes_here)
             if told:
@@ -219,15 +221,15 @@ def _exit(member: Member, error: BaseException, sender: Sender | None) -> NoRetu
     os._exit(failure.exit_code)
 
 
-def choose_device(context: Context, member: Member, *, elsewhere: bool) -> tuple[str, int, str]:
+def own_device(context: Context, member: Member, *, elsewhere: bool) -> tuple[str, int, str]:
     """The kind, "CPU" or "Ascend", and the id of the device of this process as `member`, and the
     kind on which it meets the other ranks: the CPU where it computes `elsewhere`; chooses its
     Ascend settings, too.
 
     Call it before MindSpore is imported. Raises RunnerError: no such device, a broken rank table.
     """
-    target, device_id = environment.resolve_device(context.device_target), context.device_id
-    if target == "Ascend":
-        device_id = device_of(member, device_id)
-    choose_ascend_settings(AscendSettings.of(context), target, tell=False)
+    target = choose_device(context.device_target, AscendSettings.of(context))
+    device_id = context.device_id
+    if target == "Ascend" and (own := device_of(member)) is not None:
+        device_id = own
     return target, device_id, "CPU" if elsewhere else target

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
-from lite_runner.backends.mindspore.device import choose_ascend_settings
+from lite_runner import progress
+from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.prompts import with_seed as with_drawn_seed
@@ -71,9 +72,10 @@ def init_context(
     _chosen.update(settings)
     if not use_parallel:
         return 0, 1
-    device = environment.resolve_device(chosen().get("device_target", "auto"))
     asked = AscendSettings(**{key: settings[key] for key in ASCEND_KEYS if key in settings})
-    choose_ascend_settings(asked, device)
+    device = choose_device(chosen().get("device_target", "auto"), asked)
+    if told := asked.no_effect(device):
+        progress.note(told)
     rank, size = join_job(device, settings.get("device_id", 0))
     _chosen.update(rank_context(device, settings))
     return rank, size
@@ -132,8 +134,8 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
 
         schedule()
         sys.exit(0)
-    if device == "Ascend":
-        device_id = device_of(member, device_id)
+    if device == "Ascend" and (own := device_of(member)) is not None:
+        device_id = own
     _joined = join(member, device, device_id, RENDEZVOUS_S, MOST_HCCL_S)
     assert _joined.lock is not None
     atexit.register(_end, _joined.lock)

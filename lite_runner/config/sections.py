@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,6 @@ from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, did_you_mean, invalid, nearest, show, size_errors
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
-from lite_runner.system import environment
 
 RANDOM = "random"  # of load_checkpoint
 MANIFEST = "manifest.json"  # of our exported models
@@ -161,13 +159,6 @@ class Context:
     reproducible: bool
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
-
-    def placed(self, device: str, device_id: int, local_ranks: int) -> Context:
-        """The section with a rank's device and, on CPU, its share of this machine's processors."""
-        threads = self.threads
-        if device == "CPU" and threads is None:
-            threads = environment.cores(local_ranks)
-        return replace(self, device_id=device_id, threads=threads)
 
     def errors(self) -> Iterator[Invalid]:
         """Validation errors of sizes, and of settings that MindSpore would refuse on Ascend."""
@@ -482,6 +473,12 @@ class AscendSettings:
     def asked(self) -> list[str]:
         """The keys that are set."""
         return [key for key in ASCEND_KEYS if getattr(self, key)]
+
+    def no_effect(self, device: str) -> str:
+        """A note where settings are set that `device` has no use for; "" elsewhere."""
+        if device == "Ascend" or not self.asked():
+            return ""
+        return f"context ({', '.join(self.asked())}): for Ascend; this runs on {device}"
 
 
 def _typed(value: Any) -> Any:

@@ -149,8 +149,8 @@ def _table_file(environ: Mapping[str, str]) -> Path | None:
     return Path(path).expanduser().absolute() if path else None
 
 
-def device_of(member: Member, default: int, environ: Mapping[str, str] = os.environ) -> int:
-    """The index of a rank's Ascend device; `default` if neither table nor DEVICE_ID gives it.
+def device_of(member: Member, environ: Mapping[str, str] = os.environ) -> int | None:
+    """The index of a rank's Ascend device; None if neither table nor DEVICE_ID gives it.
 
     Raises EnvironmentFault if the rank table is of another job, or its device is missing, and
     ArtifactError for a broken table.
@@ -159,7 +159,7 @@ def device_of(member: Member, default: int, environ: Mapping[str, str] = os.envi
 
     by_hand = member.scheduler is None and member.device_id is not None  # not msrun's local rank
     if member.table is None or member.rank is None or by_hand:
-        return default if member.device_id is None else member.device_id
+        return member.device_id
     table = read_rank_table(member.table)
     if table.ranks != member.size:
         raise EnvironmentFault(

@@ -253,11 +253,13 @@ def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = N
     `need`: the memory of the run, if known. Several ranks must have joined; the launcher has
     checked that they fit together. Raises RunnerError.
     """
-    ascend, first = AscendSettings.of(options.settings.context), options.ranks.rank == 0
-    if options.device == "Ascend" or ascend.asked():
-        from lite_runner.backends.mindspore.device import choose_ascend_settings
+    ascend = AscendSettings.of(options.settings.context)
+    if options.device == "Ascend":
+        from lite_runner.backends.mindspore.device import choose_device
 
-        choose_ascend_settings(ascend, options.device, tell=first)
+        choose_device(options.device, ascend)
+    elif options.ranks.rank == 0 and (told := ascend.no_effect(options.device)):
+        progress.note(told)
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     chosen = seat(options.settings.backend)

@@ -99,7 +99,7 @@ def test_the_ranks_of_a_table(shows: list[int], tmp_path: Path) -> None:
         found["RANK_TABLE_FILE"] = str(path)
         for environ, index in zip(started, indices, strict=False):
             member = membership({**environ, **found})
-            assert member is not None and device_of(member, 0, {**environ, **found}) == index
+            assert member is not None and device_of(member, {**environ, **found}) == index
 
 
 def test_the_second_machine_of_a_table(shows: list[int]) -> None:
@@ -171,12 +171,12 @@ def test_a_rank_that_somebody_elses_msrun_starts(shows: list[int]) -> None:
     ]
     for more, index in cases:
         member = membership({**environ, **more})
-        assert member is not None and device_of(member, 0, {**environ, **more}) == index
+        assert member is not None and device_of(member, {**environ, **more}) == index
     other = {**environ, "RANK_TABLE_FILE": str(TABLES / "visible_devices.json")}
     member = membership(other)
     assert member is not None
     with pytest.raises(EnvironmentFault, match=r"has 4 ranks, and this is rank 1 of 8"):
-        device_of(member, 0, other)
+        device_of(member, other)
 
 
 def test_a_rank_of_a_loop(shows: list[int]) -> None:
@@ -185,7 +185,7 @@ def test_a_rank_of_a_loop(shows: list[int]) -> None:
     environ = {"RANK_TABLE_FILE": str(TABLES / "visible_devices.json"), "RANK_ID": "2"}
     for more in ({}, {"DEVICE_ID": "6"}, {"DEVICE_ID": "6", "RANK_SIZE": "4"}):
         member = membership({**environ, **more})
-        assert member is not None and device_of(member, 0, environ) == 6
+        assert member is not None and device_of(member, environ) == 6
 
 
 def config_of(*settings: str) -> RunConfig:

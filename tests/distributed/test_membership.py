@@ -98,8 +98,8 @@ def test_rank_tables_that_make_no_sense(table: Path) -> None:
 def test_the_device_of_a_rank(table: Path) -> None:
     """By the rank table, but of ranks that are started by hand, which say it."""
     by_hand = Member(size=2, rank=0, table=table, device_id=5)
-    assert device_of(by_hand, 9, {}) == 5
+    assert device_of(by_hand, {}) == 5
     with pytest.raises(EnvironmentFault, match="has device 4 for this machine, which shows none"):
-        device_of(replace(by_hand, device_id=None), 9, {})
-    assert device_of(Member(size=2, rank=0), 9, {}) == 9
-    assert device_of(Member(size=2, rank=0, device_id=3), 9, {}) == 3
+        device_of(replace(by_hand, device_id=None), {})
+    assert device_of(Member(size=2, rank=0), {}) is None
+    assert device_of(Member(size=2, rank=0, device_id=3), {}) == 3

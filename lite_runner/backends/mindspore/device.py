@@ -97,16 +97,17 @@ def choose_attention() -> None:
         )
 
 
-def choose_ascend_settings(settings: AscendSettings, device: str, *, tell: bool = True) -> None:
-    """Choose what the next `set_device` applies, and set DEFAULTS; on another device a note
-    (unless `tell` is false) says that the settings have no effect."""
+def choose_device(target: str, settings: AscendSettings) -> str:
+    """The kind of device, "CPU" or "Ascend", that context.device_target means on this machine. For
+    Ascend, choose what the next `set_device` applies, and set DEFAULTS. Raises EnvironmentFault if
+    there is no such device."""
     global _chosen
+    device = environment.resolve_device(target)
     if device == "Ascend":
         _chosen = settings
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
-    elif tell and settings.asked():
-        progress.note(f"context ({', '.join(settings.asked())}): for Ascend; this runs on {device}")
+    return device
 
 
 def apply_ascend_settings() -> None:

@@ -87,12 +87,11 @@ def test_the_yaml_has_the_parallel_section(
 
 def test_a_rank_meets_the_others_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is its worker's."""
-    monkeypatch.setattr(environment, "resolve_device", lambda *_, **__: "Ascend")
-    monkeypatch.setattr(joined, "choose_ascend_settings", lambda *_, **__: None)
+    monkeypatch.setattr(joined, "choose_device", lambda *_: "Ascend")
     member = Member(size=2, rank=1, device_id=1)
     for backend, meets_on in (("mindformers", "CPU"), ("ms", "Ascend")):
         config, _ = resolve(parse([*SHARED, *PROMPTS, f"backend={backend}"], heads()))
-        found = joined.choose_device(config.context, member, elsewhere=config.in_mindformers)
+        found = joined.own_device(config.context, member, elsewhere=config.in_mindformers)
         assert found == ("Ascend", 1, meets_on)
 
 

@@ -28,6 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     monkeypatch.setattr(ms.runtime, "set_memory", lambda **given: made.append(("memory", given)))
     monkeypatch.setattr(precision, "precision_mode", lambda mode: made.append(("precision", mode)))
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
+    monkeypatch.setattr(environment, "ascend_devices", lambda: 8)
     monkeypatch.setattr(device, "_chosen", AscendSettings())
     monkeypatch.setattr(device, "_applied", AscendSettings())
     for name in device.DEFAULTS:
@@ -38,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 def test_ascend_settings_are_applied_once_for_the_card(calls: list[tuple[str, Any]]) -> None:
     settings = AscendSettings("58GB", {"precision_mode": "force_fp32", "jit_compile": True})
-    device.choose_ascend_settings(settings, "Ascend")
+    device.choose_device("Ascend", settings)
     assert os.environ["MS_ALLOC_CONF"] == "enable_vmm:False" and not calls
     assert os.environ["MS_ENABLE_LCCL"] == "off"
     device.set_device("Ascend", 3)
@@ -49,26 +50,26 @@ def test_ascend_settings_are_applied_once_for_the_card(calls: list[tuple[str, An
         ("context", {"ascend_config": {"jit_compile": True}}),
     ]
     calls.clear()
-    device.choose_ascend_settings(settings, "Ascend")
+    device.choose_device("Ascend", settings)
     device.set_device("Ascend", 3)
     assert [call[0] for call in calls if "jit_config" not in call[1]] == ["device"]
 
 
 def test_nothing_is_set_that_was_not_asked_for(
-    calls: list[tuple[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"MS_ALLOC_CONF": "enable_vmm:True", "MS_ENABLE_LCCL": "on"}
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    device.choose_ascend_settings(AscendSettings(), "Ascend")
+    assert device.choose_device("Ascend", AscendSettings()) == "Ascend"
     device.apply_ascend_settings()
     assert not calls and {name: os.environ[name] for name in own} == own
-    device.choose_ascend_settings(AscendSettings(ascend_config={"jit_compile": True}), "CPU")
+    settings = AscendSettings(ascend_config={"jit_compile": True})
+    assert device.choose_device("CPU", settings) == "CPU"
     device.apply_ascend_settings()
     assert not calls
-    assert capsys.readouterr().err == "context (ascend_config): for Ascend; this runs on CPU\n"
+    assert settings.no_effect("CPU") == "context (ascend_config): for Ascend; this runs on CPU"
+    assert settings.no_effect("Ascend") == AscendSettings().no_effect("CPU") == ""
 
 
 def test_what_mindspore_refuses(
@@ -83,7 +84,7 @@ def test_what_mindspore_refuses(
         raise ValueError("the value must be one of [True, False]\nand more")
 
     monkeypatch.setattr(ms.runtime, "set_memory", late)
-    device.choose_ascend_settings(AscendSettings("58GB", {"jit_compile": 3}), "Ascend")
+    device.choose_device("Ascend", AscendSettings("58GB", {"jit_compile": 3}))
     monkeypatch.setattr(ms, "set_context", refuse)
     with pytest.raises(ConfigError, match=r"context\.ascend_config: the value must be one of"):
         device.apply_ascend_settings()
