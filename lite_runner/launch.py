@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
-from lite_runner.config.compose import kept
+from lite_runner.config.compose import config_yaml, kept
 from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
@@ -74,7 +74,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         profiler.start(whole_process=True, most_events=events)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
-    with new_folder(config) as folder:
+    text = config_yaml(kept(config))
+    with RunFolder.create(config.output_dir, config.run_mode, config.model_name, text) as folder:
         folder.open_log()
         if config.profile:
             profiler.folder = folder.path
@@ -194,12 +195,6 @@ def _recorded() -> dict[str, str]:
     if recorder is None:
         return {}
     return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
-
-
-def new_folder(config: RunConfig) -> RunFolder:
-    """A new folder of a run, with the config.yaml that repeats it."""
-    raw = kept(config.without_secrets())
-    return RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw)
 
 
 def log_details(notes: Sequence[Note]) -> None:

@@ -67,8 +67,10 @@ from lite_runner.config.schema import ExportedOptions, GenerateOptions, RunConfi
 from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.system.yaml_file import dump_yaml
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
+ENC_KEY = "infer.enc_key"
 _OF_EXPORTS = ("infer.model_dir", "infer.prefill_model_path")  # they name an exported model
 
 
@@ -519,14 +521,22 @@ def kept(config: RunConfig) -> dict[str, Any]:
             put_at(raw, key, [_absolute(path, there=not kind.written) for path in value])
         elif value:
             put_at(raw, key, _absolute(value, there=not kind.written))
-    key = "infer.enc_key"
-    if str(at(raw, key)).startswith("file:"):
-        put_at(raw, key, f"file:{_absolute(at(raw, key)[5:])}")
+    if (given := str(at(raw, ENC_KEY))).startswith("file:"):
+        put_at(raw, ENC_KEY, f"file:{_absolute(given[5:])}")
     if isinstance(config, GenerateOptions):
         path = prompt_file(config.predict_data)
         if path is not None and is_file(path):
             raw["predict_data"] = str(path.absolute())
     return raw
+
+
+def config_yaml(raw: dict[str, Any]) -> str:
+    """The text of the config.yaml that repeats the run of a `kept` config; it holds no secrets."""
+    if given := at(raw, ENC_KEY):
+        from lite_runner.system.secret import hidden  # not for runs without
+
+        put_at(raw := {**raw}, ENC_KEY, hidden(given))
+    return dump_yaml(raw)
 
 
 def _absolute(value: str, there: bool = False) -> str:

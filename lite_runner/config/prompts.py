@@ -147,17 +147,21 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
             raise ConfigError(f"predict_data: {path} has no lines; expected one prompt per line")
         return list(found)
     if data == STANDARD_INPUT:
-        if sys.stdin.isatty() and config.verbosity > 0:
-            print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
-        raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
-        if not text:
-            raise ConfigError("predict_data: standard input is empty; expected a prompt")
-        return [text]
+        return [_standard_input(config.verbosity)]
     if isinstance(data, str):
         return [data] if data else []
     texts = [item for item in data if isinstance(item, str)]
     return [*texts] if len(texts) == len(data) else [*requests_of(data)]
+
+
+def _standard_input(verbosity: int) -> str:
+    if sys.stdin.isatty() and verbosity > 0:
+        print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
+    raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ConfigError("predict_data: standard input is empty; expected a prompt")
+    return text
 
 
 def completed(config: Config, *, draws_seed: bool) -> Config:
@@ -165,7 +169,7 @@ def completed(config: Config, *, draws_seed: bool) -> Config:
     standard input, which is read once, and where it is to draw one the seed. Raises ConfigError as
     `read_prompts`."""
     if isinstance(config, GenerateOptions) and config.predict_data == STANDARD_INPUT:
-        config = replace(config, predict_data=tuple(read_prompts(config)))
+        config = replace(config, predict_data=(_standard_input(config.verbosity),))
     return with_seed(config) if draws_seed else config
 
 
@@ -511,7 +515,7 @@ def samples(config: RunConfig) -> bool:
     """True if the run may sample: for all prompts, or for one with its own options."""
     if not isinstance(config, GenerateOptions):
         return False
-    if config.generation().do_sample:
+    if config.samples:
         return True
     data = config.predict_data
     if isinstance(data, str):

@@ -15,7 +15,12 @@ from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup,
 from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, read
-from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
+from lite_runner.config.generation import (
+    GenerationConfig,
+    RequestOptions,
+    StructuredOptions,
+    sampled,
+)
 from lite_runner.config.groups import from_chosen_hub, name_of
 from lite_runner.config.prompt import Items, Request
 from lite_runner.config.sections import (
@@ -111,10 +116,6 @@ class RunConfig:
                     for item, row in zip(given, rows, strict=True)
                 ]
         return plain
-
-    def without_secrets(self: Config) -> Config:
-        """The same config without secrets, for a file."""
-        return self
 
     @property
     def log_format(self) -> Literal["text", "json"]:
@@ -395,14 +396,6 @@ class ExportedOptions(ComputeOptions):
         )
         return dataclasses.replace(self, infer=infer)
 
-    def without_secrets(self: Exported) -> Exported:
-        if not self.infer.enc_key:
-            return self
-        from lite_runner.system.secret import hidden
-
-        infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
-        return dataclasses.replace(self, infer=infer)
-
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SpeculationOptions(ExportedOptions):
@@ -479,6 +472,12 @@ class SamplingOptions(RunConfig, RequestOptions):
     length_penalty: float | None
     num_return_sequences: Count | None
     eos_token_id: TokenIds
+
+    @property
+    def samples(self) -> bool:
+        """True if a prompt without options of its own is sampled."""
+        asked = sampled(vars(self))
+        return self.model.model_config.do_sample if asked is None else asked
 
     def generation(self, model: Decoder | None = None) -> GenerationConfig:
         """The generation options, the model's defaults filled in.

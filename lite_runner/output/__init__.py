@@ -31,7 +31,6 @@ from lite_runner.records import dataclass
 from lite_runner.system import environment, memory
 from lite_runner.system.environment import versions
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
-from lite_runner.system.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
     from lite_runner.output.comparison import ScoreComparison, TextComparison
@@ -235,11 +234,11 @@ class RunFolder:
         output_dir: str | Path,
         run_mode: str,
         model: str,
-        config: Mapping[str, Any] | None = None,
+        config: str = "",
         now: datetime | None = None,
     ) -> RunFolder:
-        """Create the folder, check that it is writable, link `latest` to it, and write the
-        resolved `config`, plain containers and scalars, as config.yaml.
+        """Create the folder, check that it is writable, link `latest` to it, and write `config`,
+        the text of its config.yaml.
 
         Cheap: call it before loading a model. Names are unique. Raises EnvironmentFault where the
         folder cannot be created or the disk is full.
@@ -257,8 +256,8 @@ class RunFolder:
             raise _not_writable(path, error) from error
         cls.newest = path
         folder = cls(path)
-        if config is not None:
-            folder.write_text(CONFIG, dump_yaml(config))
+        if config:
+            folder.write_text(CONFIG, config)
         return folder
 
     def __enter__(self) -> RunFolder:

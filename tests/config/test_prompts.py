@@ -400,6 +400,18 @@ def test_a_prompt_of_its_own_may_sample(resolve: Resolve) -> None:
     assert resolve(*by_hand, "seed=1").seed == 1
 
 
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen2"])
+@pytest.mark.parametrize("given", ["", "do_sample=", "temperature=0.5 do_sample=", "top_k=3"])
+@pytest.mark.parametrize("asked", ["", "true", "false"])
+def test_a_run_samples_where_its_options_do(
+    resolve: Resolve, model: str, given: str, asked: str
+) -> None:
+    words = [f"{one}{asked}" if one.endswith("=") else one for one in given.split() if asked]
+    words += [f"model.model_config.do_sample={asked}"] if asked else []
+    config = resolve(f"model={model}", "predict_data=x", *words)
+    assert config.samples is config.generation().do_sample
+
+
 def test_only_sampling_needs_a_seed(resolve: Resolve) -> None:
     for config in (
         resolve("model=tiny_llama", "predict_data=x"),

@@ -19,6 +19,7 @@ import yaml
 from lite_runner.errors import EXIT_ENVIRONMENT, ArtifactError, EnvironmentFault
 from lite_runner.output import Result, RowResult, RunFolder, Timing, peak_rss_mib
 from lite_runner.system.environment import versions
+from lite_runner.system.yaml_file import dump_yaml
 
 NOON = datetime(2026, 1, 31, 12, 0, 5)
 
@@ -190,7 +191,9 @@ def test_a_prompt_that_was_no_utf8_is_kept_escaped(tmp_path: Path) -> None:
 
 def test_config_round_trips_in_order(tmp_path: Path) -> None:
     config = {"seed": 0, "predict_data": ["a: b", "你好"], "model": {"arch": {"type": "X"}}}
-    path = RunFolder.create(tmp_path, "predict", "tiny_llama", config).path / "config.yaml"
+    path = (
+        RunFolder.create(tmp_path, "predict", "tiny_llama", dump_yaml(config)).path / "config.yaml"
+    )
     assert "你好" in path.read_text(encoding="utf-8")
     assert list(yaml.safe_load(path.read_text(encoding="utf-8")).items()) == list(config.items())
 
@@ -252,7 +255,7 @@ def test_peak_memory_is_in_mib() -> None:
 def test_results_are_for_the_user_and_the_group(tmp_path: Path, umask: int, expected: int) -> None:
     before = os.umask(umask)
     try:
-        with RunFolder.create(tmp_path, "predict", "m", {}) as folder:
+        with RunFolder.create(tmp_path, "predict", "m", "{}") as folder:
             folder.open_log()
             folder.write_text("result.json", "{}")
             modes = {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir()}
