@@ -7,8 +7,9 @@ import io
 import os
 import select
 import sys
+import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lite_runner.config import Note
     from lite_runner.config.argv import CommandLine
     from lite_runner.config.schema import RunConfig
+    from lite_runner.distributed.membership import Member
 
 GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
 
@@ -149,35 +151,66 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
 
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
+    from lite_runner.config import bytes_of
     from lite_runner.config.parallel import SOCKET_VARIABLE, started_by_launcher
-    from lite_runner.launch import limited_cache
-    from lite_runner.system import environment
+    from lite_runner.system import environment, user_cache
 
-    member = None
+    began, member, code = time.time(), None, 0
     if started_by_launcher():
         from lite_runner.distributed.membership import membership
 
-        member = membership()
+        if (member := membership()) is not None:
+            config, notes = _of_member(config, notes, member)
     if plugins or environment.has_plugins():
         from lite_runner.plugins import register_plugins
 
         register_plugins(plugins)
-    # The launcher of ranks limits the cache for them.
-    limited = SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run
-    with limited_cache(config.context.cache_limit) if limited else nullcontext():
-        progress.configure(config.verbosity, config.log_format)
-        if member is not None:
-            from lite_runner import joined
+    progress.configure(config.verbosity, config.log_format)
+    if member is not None and _is_rank(config, member) and not config.dry_run:
+        from lite_runner import joined
 
-            config, notes = joined.of_member(config, notes, member)
-            if joined.is_rank(config, member) and not config.dry_run:
-                joined.run(config, notes, member)
-                return 0
-            if not member.prints:
-                return 0
+        joined.run(config, notes, member)
+    elif member is None or member.prints:
         from lite_runner.launch import launch
 
-        return launch(config, notes, plugins)
+        code = launch(config, notes, plugins)
+    # The launcher of ranks limits the cache for them.
+    if SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run:
+        limit = config.context.cache_limit
+        if removed := user_cache.trim(None if limit is None else bytes_of(limit), began):
+            progress.note(
+                f"removed from the cache, least recently used: {user_cache.listed(removed)};"
+                f" context.cache_limit={limit or '(null: a quarter of the free disk)'}"
+            )
+    return code
+
+
+def _of_member(
+    config: RunConfig, notes: Sequence[Note], member: Member
+) -> tuple[RunConfig, Sequence[Note]]:
+    """The config and the notes of what this process starts or does as `member` of a job. Raises
+    ConfigError where that is not possible."""
+    from lite_runner.config import Note
+    from lite_runner.distributed.membership import check_member
+    from lite_runner.system import environment
+
+    check_member(
+        *(member, config.ranks, config.run_mode),
+        on_ranks=config.on_ranks,
+        use_parallel=config.use_parallel,
+    )
+    if member.is_machine:
+        config = replace(config, parallel=member.parallel_here(config.parallel))
+    elif _is_rank(config, member):
+        return config, notes
+    # Only now it is known how many ranks are on this machine.
+    told = environment.threads_beyond(config.context.threads, config.processes_here)
+    return config, [*notes, Note(told)] if told else notes
+
+
+def _is_rank(config: RunConfig, member: Member) -> bool:
+    """True where this process is a rank or the scheduler of ranks, and starts none."""
+    return member.size > 1 and config.starts_ranks and not member.is_machine
 
 
 def _multirun(line: CommandLine) -> int:

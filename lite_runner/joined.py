@@ -34,7 +34,7 @@ from lite_runner.distributed.events import (
     failure_of,
 )
 from lite_runner.distributed.join import Joined, join
-from lite_runner.distributed.membership import Member, check_member, device_of
+from lite_runner.distributed.membership import Member, device_of
 from lite_runner.distributed.stopping import (
     STOP_FILE,
     StopCondition,
@@ -48,30 +48,6 @@ from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort, Terminated
-
-
-def of_member(
-    config: RunConfig, notes: Sequence[Note], member: Member
-) -> tuple[RunConfig, Sequence[Note]]:
-    """The config and the notes of what this process starts or does as `member`. Raises ConfigError
-    where that is not possible."""
-    check_member(
-        *(member, config.ranks, config.run_mode),
-        on_ranks=config.on_ranks,
-        use_parallel=config.use_parallel,
-    )
-    if member.is_machine:
-        config = dataclasses.replace(config, parallel=member.parallel_here(config.parallel))
-    elif is_rank(config, member):
-        return config, notes
-    # Only now it is known how many ranks are on this machine.
-    told = environment.threads_beyond(config.context.threads, config.processes_here)
-    return config, [*notes, Note(told)] if told else notes
-
-
-def is_rank(config: RunConfig, member: Member) -> bool:
-    """True where this process is a rank or the scheduler of ranks, and starts none."""
-    return member.size > 1 and config.starts_ranks and not member.is_machine
 
 
 def run(config: RunConfig, notes: Sequence[Note], member: Member) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lite_runner import profiler, progress
 from lite_runner.backends import seat
-from lite_runner.config import Note, bytes_of
+from lite_runner.config import Note
 from lite_runner.config.compose import config_yaml, kept
 from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
@@ -27,8 +27,7 @@ from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.system import environment
 from lite_runner.system.environment import versions
-from lite_runner.system.files import memory_file, readable
-from lite_runner.system.user_cache import default_limit, trim
+from lite_runner.system.files import memory_file
 
 if TYPE_CHECKING:
     from lite_runner.distributed.join import Joined
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from lite_runner.recorder import Recorder
 
 RANK_PROGRAM = Path(__file__).with_name("__main__.py")
-SHOWN = 5
 TRACE = "trace.json"
+OF_LAUNCHER = 200  # events of a trace that fit an environment variable
 
 
 def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
@@ -70,8 +69,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     if config.profile:
-        events = profiler.OF_LAUNCHER if starts else profiler.MOST_EVENTS
-        profiler.start(whole_process=True, most_events=events)
+        profiler.start(whole_process=True)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
     text = config_yaml(kept(config))
@@ -194,7 +192,8 @@ def _recorded() -> dict[str, str]:
     recorder = profiler.stop()
     if recorder is None:
         return {}
-    return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
+    process = recorder.process("launcher").shortened(OF_LAUNCHER)
+    return {profiler.LAUNCHER_VARIABLE: process.to_bytes().decode()}
 
 
 def log_details(notes: Sequence[Note]) -> None:
@@ -202,18 +201,3 @@ def log_details(notes: Sequence[Note]) -> None:
     for note in notes:
         if note.detail:
             progress.detail(note.detail)
-
-
-@contextmanager
-def limited_cache(limit: str | None) -> Iterator[None]:
-    """Context of a run that trims the cache to context.cache_limit at its end; nothing that the run
-    itself used is removed."""
-    began = time.time()
-    yield
-    if removed := trim(default_limit() if limit is None else bytes_of(limit), began):
-        names = [f"{name} ({readable(size)})" for name, size in removed.items()]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        progress.note(
-            f"removed from the cache, least recently used: {', '.join(names[:SHOWN])}{more};"
-            f" context.cache_limit={limit or '(null: a quarter of the free disk)'}"
-        )

@@ -200,6 +200,12 @@ class Process:
         profile["requests"] = [RequestTime(**one) for one in profile["requests"]]
         return cls(profile=Profile(**profile), **raw)
 
+    def shortened(self, count: int) -> Process:
+        """This process with the first `count` events alone."""
+        left_out = self.profile.events_left_out + max(0, len(self.events) - count)
+        profile = replace(self.profile, events_left_out=left_out)
+        return replace(self, profile=profile, events=self.events[:count])
+
     def with_ranks(self, ended: float) -> Process:
         """This launcher, with its ranks at work from its own end to `ended`."""
         began = self.began + self.profile.seconds

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lite_runner.recorder import Recorder
 
 MOST_EVENTS = 200_000  # of a trace; the tables count what comes after them too
-OF_LAUNCHER = 200  # events that fit an environment variable
 _STEPS = {
     **{"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"},
     "meet": "meet",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import signal
@@ -18,6 +17,7 @@ from lite_runner.config import Note
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+from lite_runner.system import user_cache
 from tests.paths import ROOT
 from tests.refusals import refused
 
@@ -43,7 +43,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     stand_in = Launched()
     module = types.ModuleType("lite_runner.launch")
     module.launch = stand_in.launch  # type: ignore[attr-defined]
-    module.limited_cache = lambda config: contextlib.nullcontext()  # type: ignore[attr-defined]
+    monkeypatch.setattr(user_cache, "trim", lambda *_: {})
     monkeypatch.setitem(sys.modules, "lite_runner.launch", module)
     return stand_in
 
@@ -330,14 +330,13 @@ def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) ->
     hook = tmp_path / "stubs" / "sitecustomize.py"
     hook.parent.mkdir()
     hook.write_text(
-        "import contextlib, os, sys, types\n"
+        "import os, sys, types\n"
         "module = types.ModuleType('lite_runner.launch')\n"
         "def launch(config, notes, plugins):\n"
         "    print(os.getpid(), config.predict_data, config.seed, flush=True)\n"
         "    if config.seed == 3: os.kill(os.getpid(), 9)\n"
         "    return config.seed\n"
         "module.launch = launch\n"
-        "module.limited_cache = lambda config: contextlib.nullcontext()\n"
         "sys.modules['lite_runner.launch'] = module\n",
         encoding="utf-8",
     )

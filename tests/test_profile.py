@@ -97,6 +97,15 @@ def recorded(name: str, began: float, machine: str, met: float) -> Process:
     return Process.from_bytes(process.to_bytes())
 
 
+def test_the_first_events_of_a_process_are_kept() -> None:
+    whole = recorded("launcher", 50.0, "a", 0.0)
+    short = whole.shortened(1)
+    assert whole.shortened(len(whole.events)) == whole and len(whole.events) > 1
+    assert short.events == whole.events[:1]
+    assert short.profile.events_left_out == len(whole.events) - 1
+    assert replace(short.profile, events_left_out=0) == whole.profile
+
+
 def test_processes_of_a_job_share_a_clock() -> None:
     """One of another machine, whose clock is 1000 s ahead, left the last collective as the others
     did."""

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lite_runner.system.files import (
     folder_size,
     make_folder,
     read_json_object,
+    readable,
     remove_orphans,
     require_space,
     sha256_of,
@@ -36,6 +37,7 @@ CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable fol
 VALUES = "values"  # folder below cache_dir()
 LARGE = 16 << 20  # bytes; the digest of a smaller file is computed faster than looked up
 _SHA256 = hashlib.sha256().digest_size * 2  # letters of it as hex
+SHOWN = 5  # entries that a note names
 _SETTLED_NS = 100_000_000  # the times of a younger file may not tell a further write
 
 _found: dict[str, tuple[str, Any]] = {}  # by this process in large files: state, value
@@ -150,12 +152,15 @@ def default_limit() -> int:
     return used
 
 
-def trim(limit: int, since: float) -> dict[str, int]:
-    """Remove entries, the least recently used first, until `limit` bytes or less are left.
+def trim(limit: int | None, since: float) -> dict[str, int]:
+    """Remove entries, the least recently used first, until `limit` bytes or less are left; None:
+    the `default_limit`.
 
     Neither an entry that a process uses is removed, nor one used after `since`, as time.time().
     Returns the names of those removed, and their bytes.
     """
+    if limit is None:
+        limit = default_limit()
     found: list[tuple[float, int, Path]] = []
     for parent in limited_folders():
         remove_orphans(parent)
@@ -171,6 +176,13 @@ def trim(limit: int, since: float) -> dict[str, int]:
             left -= size
             removed[f"{entry.parent.name}/{entry.name}"] = size
     return removed
+
+
+def listed(removed: Mapping[str, int]) -> str:
+    """What `trim` removed, as text."""
+    names = [f"{name} ({readable(size)})" for name, size in removed.items()]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def _remove(entry: Path) -> bool:
