@@ -39,7 +39,7 @@ def check_generated(known: Any, backend: Backend, beams: int = 1) -> None:
 
 
 class RowsKeepApart:
-    """Of `model`, with 3 slots of 200 tokens; each test writes what it needs in them."""
+    """Of `model`, with 3 slots of 200 tokens or more; each test writes what it needs in them."""
 
     def test_prefill_does_not_depend_on_the_other_rows(
         self, model: Backend, tokens: NDArray
@@ -95,7 +95,7 @@ class RowsKeepApart:
         one = tokens[:1]
         beyond = {
             "positions": [Row(0, np.resize(tokens, length + 1), 0), Row(0, one, length)],
-            "slot": [Row(3, one, 0), Row(-1, one, 0)],
+            "slot": [Row(model.info.slots, one, 0), Row(-1, one, 0)],
             "logits": [Row(0, one, 0, logits=2), Row(0, one, 0, logits=-1)],
             "token ids": [Row(0, np.array([vocab], np.int32), 0), Row(0, one - vocab, 0)],
             "adapter_slot": [Row(0, one, 0, adapter_slot=0)],

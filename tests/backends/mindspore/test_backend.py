@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +30,17 @@ from tests.models import reference_model
 from tests.paths import REFERENCE
 
 BLENDS = references.blends()
-# Each compiles graphs. That of longrope is the one that test_texts_outgrow_... has.
+DYNAMIC = "llama_rope_dynamic"
+# Each compiles graphs. Those of longrope and of dynamic NTK are those that
+# test_texts_outgrow_... and test_a_prompt_in_chunks_... have.
 CASES = references.covering(
-    references.of_graphs(), beside=[*BLENDS.values(), reference_model("phi3_longrope")]
+    references.of_graphs(),
+    beside=[*BLENDS.values(), *map(reference_model, ("phi3_longrope", DYNAMIC))],
 )
 # The others compile that of a prompt alone: what their layers are of is the same in both.
 STEPS = references.covering(references.of_graphs(), *references.POSITIONS)
 # A cache changes positions and masks. Without one bloom is in test_growing.py.
-POSITIONS = ["llama_rope_dynamic", "mistral", "chatglm_6b"]
+POSITIONS = [DYNAMIC, "mistral", "chatglm_6b"]
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-4
 Reference = Callable[[str], Any]
@@ -105,17 +109,27 @@ def test_float16_is_close(reference: Reference, relative_error: Error) -> None:
 
 @pytest.fixture(scope="module")
 def model(reference: Reference) -> MindSporeBackend:
-    """3 slots; what each test needs in them, it writes itself."""
-    return reference("llama").online(3, 200, layers=1)
+    """4 slots; what each test needs in them, it writes itself."""
+    return reference("llama").online(4, 200, layers=1)
 
 
-@pytest.fixture(scope="module")
-def chunked(reference: Reference) -> MindSporeBackend:
-    """4 slots, whose prompts are computed 32 tokens at a time."""
+@contextmanager
+def with_steps(model: MindSporeBackend, **sizes: int) -> Iterator[None]:
+    """With other sizes of a step, by the names of their functions: its graphs take any."""
+    assert model._network is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mindspore, "chunk_length", lambda *_: 32)
-        backend: MindSporeBackend = reference("llama").online(4, 100, layers=1)
-    return backend
+        for name, size in sizes.items():
+            patch.setattr(mindspore, name, lambda *_, size=size: size)
+        model._configure(model._network, model._options)
+        yield
+    model._configure(model._network, model._options)
+
+
+@pytest.fixture
+def chunked(model: MindSporeBackend) -> Iterator[MindSporeBackend]:
+    """The model, whose prompts are computed 32 tokens at a time."""
+    with with_steps(model, chunk_length=32):
+        yield model
 
 
 @pytest.fixture(scope="module")
@@ -186,20 +200,17 @@ def test_scores_equal_the_logits_token_by_token(
 
 
 def test_scores_in_chunks_equal_the_whole(
-    model: MindSporeBackend,
-    tokens: NDArray,
-    reference: Reference,
-    scores: Scores,
-    monkeypatch: pytest.MonkeyPatch,
+    model: MindSporeBackend, tokens: NDArray, scores: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = tokens[:80]
     model.forward([Row(0, tokens[::-1].copy(), 0)])  # what was in the slot does not count
     whole = scores(model, tokens)
-    monkeypatch.setattr(mindspore, "rows_at_once", lambda *_: 16)
-    model = reference("llama").online(3, 100, layers=1)
-    assert np.abs(scores(model, tokens) - whole).max() < 1e-5
-    assert np.abs(scores(model, tokens[:40]) - whole[:39]).max() < 1e-5
-    assert len(scores(model, tokens[:2])) == 1
+    monkeypatch.setattr(model, "_compiled", {"score": model._compiled["score"]})
+    with with_steps(model, rows_at_once=16):
+        assert model.info.most_logits == 16
+        assert np.abs(scores(model, tokens) - whole).max() < 1e-5
+        assert np.abs(scores(model, tokens[:40]) - whole[:39]).max() < 1e-5
+        assert len(scores(model, tokens[:2])) == 1
     assert list(model._compiled) == ["score"]  # which served the single token, too
 
 
@@ -263,21 +274,21 @@ def test_a_slot_goes_on_from_an_earlier_position(
 
 
 def test_a_prompt_in_chunks_is_to_the_bit_the_whole(
-    chunked: MindSporeBackend,
-    tokens: NDArray,
-    reference: Reference,
-    monkeypatch: pytest.MonkeyPatch,
+    chunked: MindSporeBackend, tokens: NDArray, reference: Reference, relative_error: Error
 ) -> None:
     """Where they end at multiples of info.chunk; the last one is a single token. By dynamic NTK
     they are rotated by the length of the whole."""
-    monkeypatch.setattr(mindspore, "chunk_length", lambda *_: 32)
-    for model in (chunked, reference("llama_rope_dynamic").online(2, 100, layers=1)):
-        assert model.info.chunk == 32 and model.info.can_continue == (model is chunked)
-        whole = model.forward([Row(0, tokens[:65], 0)])
-        for start, end in ((0, 32), (32, 64), (64, 65)):
-            row = Row(1, tokens[start:end], start, logits=end == 65, length=65)
-            last = model.forward([row])
-        assert np.array_equal(last, whole)
-        assert np.array_equal(
-            model.forward([Row(1, tokens[:1], 65)]), model.forward([Row(0, tokens[:1], 65)])
-        )
+    known = reference(DYNAMIC)
+    dynamic = known.online(len(known.prompts), 100)
+    assert relative_error(known.run(dynamic), known.logits) <= TOLERANCE
+    with with_steps(dynamic, chunk_length=32):
+        for model in (chunked, dynamic):
+            assert model.info.chunk == 32 and model.info.can_continue == (model is chunked)
+            whole = model.forward([Row(0, tokens[:65], 0)])
+            for start, end in ((0, 32), (32, 64), (64, 65)):
+                row = Row(1, tokens[start:end], start, logits=end == 65, length=65)
+                last = model.forward([row])
+            assert np.array_equal(last, whole)
+            assert np.array_equal(
+                model.forward([Row(1, tokens[:1], 65)]), model.forward([Row(0, tokens[:1], 65)])
+            )
