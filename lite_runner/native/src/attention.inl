@@ -464,10 +464,8 @@ inline void remember(const Keys& keys, int64_t position, const float* key, const
       return put(keys, position, key, value);
     case CacheType::kFloat16: {
       uint16_t k[kMostDim], v[kMostDim];
-      for (int64_t d = 0; d < keys.dim; ++d) {
-        k[d] = half_of_float(key[d]);
-        v[d] = half_of_float(value[d]);
-      }
+      halves_of(key, keys.dim, k);
+      halves_of(value, keys.dim, v);
       return put(keys, position, k, v);
     }
     case CacheType::kInt8: {

@@ -391,7 +391,9 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     stride = queries + 2 * keys;
   }
   rope += layer.rope_offset;
-  over_rows(count, [&](int64_t row) {
+  // The keys of a panel's positions share lines of cache, which two threads would take from each other.
+  const int64_t together = count >= threads() * kPanel ? kPanel : 4;
+  parallel_for_some(count, together, [&](int64_t row, int) {
     float* query = fused + row * stride;
     float *key = query + asked, *value = key + keys;
     const int64_t kv_heads = layer.borrowed ? 0 : layer.kv_heads;

@@ -95,6 +95,19 @@ inline uint16_t half_of_float(float value) {
 #endif
 }
 
+// Many at once: their floats may lie in another processor's cache, for which single ones would wait.
+inline void halves_of(const float* from, int64_t count, uint16_t* to) {
+  int64_t i = 0;
+#if WIDTH == 16
+  for (; i + 16 <= count; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), 0));
+#elif WIDTH == 8
+  for (; i + 8 <= count; i += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+#endif
+  for (; i < count; ++i) to[i] = half_of_float(from[i]);
+}
+
 // The upper half of the nearest bfloat16, ties to even.
 inline int16_t upper_half(float value) {
   uint32_t bits;
