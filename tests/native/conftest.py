@@ -30,11 +30,16 @@ class Operators:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        self._library.lite_runner_instructions.restype = ctypes.c_char_p
         self.set_threads = self._library.lite_runner_set_threads
 
     def choose(self, instructions: str) -> bool:
         """Use these instructions from here on; False if this machine lacks them."""
         return bool(self._library.lite_runner_choose(instructions.encode()))
+
+    def chosen(self) -> str:
+        name: bytes = self._library.lite_runner_instructions()
+        return name.decode()
 
     def linear(self, block: NDArray[np.uint8], out: int, x: Floats) -> Floats:
         """x [rows, in] times a packed matrix [out, in]."""

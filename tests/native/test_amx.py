@@ -18,15 +18,19 @@ import pytest
 from lite_runner import native
 from lite_runner.native import fingerprint, matrices
 from lite_runner.native.structs import UNITS, Format
+from lite_runner.weights import widened
 from tests.native import test_blocks, test_linear
 from tests.native.conftest import OPERATORS, SANITIZED, Operators
 from tests.native.in_numpy import with_outliers
+
+SCALES_OF_16 = ("Q2_K", "Q3_K", "Q6_K")  # inputs, which tiles would take in halves: left to vectors
 
 EMULATOR = r"""
 #include <signal.h>
 #include <ucontext.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -99,6 +103,33 @@ void multiply(Tile& sums, const Tile& x, const Tile& words, bool signed_x, bool 
     }
 }
 
+// Pairs of bfloat16: those at even places and those at odd ones are summed up by themselves first.
+void multiply_pairs(Tile& sums, const Tile& x, const Tile& words) {
+  if (!require(configured && sums.rows && sums.rows == x.rows && sums.bytes == words.bytes &&
+                   x.bytes == 4 * words.rows && sums.bytes % 4 == 0 && &sums != &x &&
+                   &sums != &words && &x != &words,
+               "shapes of a product"))
+    return;
+  ++products;
+  const auto value = [](const uint8_t* half) {
+    uint32_t bits = static_cast<uint32_t>(half[0] | half[1] << 8) << 16;
+    if (!(bits & 0x7f800000)) bits &= 0x80000000;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+  };
+  for (int row = 0; row < sums.rows; ++row)
+    for (int out = 0; out < sums.bytes / 4; ++out) {
+      float sum, part[2] = {};
+      std::memcpy(&sum, sums.data[row] + 4 * out, 4);
+      for (int k = 0; k < x.bytes / 2; ++k)
+        part[k % 2] = std::fma(value(x.data[row] + 2 * k),
+                               value(words.data[k / 2] + 4 * out + k % 2 * 2), part[k % 2]);
+      sum += part[0] + part[1] + static_cast<float>(error);
+      std::memcpy(sums.data[row] + 4 * out, &sum, 4);
+    }
+}
+
 // Registers by their numbers in instructions.
 constexpr int kRegisters[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP,
                               REG_RSI, REG_RDI, REG_R8,  REG_R9,  REG_R10, REG_R11,
@@ -110,7 +141,8 @@ void emulate(int, siginfo_t*, void* context) {
   // VEX of three bytes: c4; R, X and B inverted, map 2; W 0, vvvv inverted, L 0, pp.
   const int operation = code[3], kind = code[2] & 3, mod = code[4] >> 6;
   const int reg = code[4] >> 3 & 7, rm = code[4] & 7, third = ~code[2] >> 3 & 7;
-  const bool known = operation == 0x49 || operation == 0x4b || operation == 0x5e;
+  const bool known = operation == 0x49 || operation == 0x4b || operation == 0x5e ||
+                     (operation == 0x5c && kind == 2);
   if (code[0] != 0xc4 || (code[1] & 31) != 2 || (code[2] & 0x84) || !known) {
     sigaction(SIGILL, &before, nullptr);  // not one of these: it is met again
     return;
@@ -135,6 +167,8 @@ void emulate(int, siginfo_t*, void* context) {
   }
   if (operation == 0x5e)
     multiply(tiles[reg], tiles[rm], tiles[third], kind & 2, kind & 1);
+  else if (operation == 0x5c)
+    multiply_pairs(tiles[reg], tiles[rm], tiles[third]);
   else if (operation == 0x4b)
     move(tiles[reg], memory, stride, kind == 2);
   else if (kind == 0)
@@ -226,7 +260,7 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
     for name, weight in weights.items():
         block = matrices.matrix(weight, rounded_input=True).block()
         out, inputs = (96, 512) if name == "stacked" else (70, int(name.split()[-1]))
-        for rows, threads in ((15, 1), (16, 1), (17, 2), (53, 2)):
+        for rows, threads in ((31, 1), (32, 1), (33, 2), (53, 2)):
             x = with_outliers(rng.standard_normal((rows, inputs), np.float32), rng)
             operators.set_threads(threads)
             assert operators.choose("avx512")
@@ -234,5 +268,27 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
             assert operators.choose("amx")
             found, used = operators.linear(block, out, x), emulator.emulator_products() - before
             np.testing.assert_array_equal(found, expected, f"{name}, {rows} rows")
-            assert own or (used > 0) == (rows >= 16 and inputs % 32 == 0), f"{name}, {rows} rows"
+            by_tiles = rows >= 32 and inputs % 32 == 0 and name.split()[0] not in SCALES_OF_16
+            assert own or (used > 0) == by_tiles, f"{name}, {rows} rows"
             assert (emulator.emulator_wrong(), emulator.emulator_open()) == (b"", 0), name
+
+
+def test_tiles_of_bfloat16(emulator: ctypes.CDLL, library: Path) -> None:
+    """To the bit in their own order, which rows that fill no tile follow too."""
+    operators, rng = Operators(library), np.random.default_rng(0)
+    own = state(library, emulated=False)
+    assert state(library, emulated=True) == "used" and operators.choose("amx")
+    for inputs in (8, 64, 300, 777):
+        weight = test_linear.made("bfloat16", 70, inputs, 0, rng).weight
+        assert isinstance(weight, np.ndarray)
+        block = matrices.matrix(weight, rounded_input=True).block()
+        x = rng.standard_normal((53, inputs), np.float32)
+        expected = test_linear.summed_in_bfloat16(x, widened(weight), tiles=True)
+        for rows, threads in ((4, 1), (5, 1), (16, 1), (20, 2), (53, 2)):
+            operators.set_threads(threads)
+            before = emulator.emulator_products()
+            found = operators.linear(block, 70, x[:rows])
+            np.testing.assert_array_equal(found, expected[:rows], f"{inputs}, {rows} rows")
+            used = emulator.emulator_products() > before
+            assert own or used == (rows > 4 and inputs >= 32), f"{inputs}, {rows} rows"
+            assert (emulator.emulator_wrong(), emulator.emulator_open()) == (b"", 0), inputs

@@ -16,7 +16,8 @@ from lite_runner.native import matrices, packing, structs
 from lite_runner.weights import DType, narrowed, widened
 from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
 from tests.each import each
-from tests.native.in_numpy import rounded, step_words, with_outliers
+from tests.native.conftest import Operators
+from tests.native.in_numpy import Floats, rounded, step_words, with_outliers
 from tests.packed_folders import E4M3, bfloat16
 
 STORED: dict[str, DType] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -311,22 +312,35 @@ def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
 
 
 @each(("rows", "inputs"), [(1, 7), (1, 600), (3, 40), (13, 300), (40, 777)])
-def test_inputs_in_bfloat16(operators: Any, rows: int, inputs: int) -> None:
-    """The bits that the processor's own instruction gives, whether it is there or not."""
+def test_inputs_in_bfloat16(operators: Operators, rows: int, inputs: int) -> None:
+    """The bits that the processor's own instruction gives, whether it is there or not; those of
+    AMX's tiles have an order of their own."""
     rng = np.random.default_rng(rows)
     stored = made("bfloat16", 45, inputs, 0, rng).weight
     assert isinstance(stored, np.ndarray)
     x = rng.standard_normal((rows, inputs), np.float32) * np.float32(37)
-    layout = matrices.matrix(stored, rounded_input=True)
-    even = np.zeros((rows, inputs + 1), np.float32)
-    even[:, :inputs] = widened(narrowed(x, "BF16"))
-    weights = np.zeros((45, inputs + 1), np.float32)
-    weights[:, :inputs] = widened(stored)
-    expected = np.zeros((rows, 45), np.float32)
-    for first in range(0, inputs, 2):
-        for k in (first + 1, first):  # a product of two is exact, each sum is rounded
-            expected += even[:, k : k + 1] * weights[:, k]
-    np.testing.assert_array_equal(operators.linear(layout.block(), 45, x), expected)
+    block = matrices.matrix(stored, rounded_input=True).block()
+    expected = summed_in_bfloat16(x, widened(stored), tiles=operators.chosen() == "amx")
+    np.testing.assert_array_equal(operators.linear(block, 45, x), expected)
+
+
+def summed_in_bfloat16(x: Floats, weights: Floats, *, tiles: bool) -> Floats:
+    """x [rows, inputs] in bfloat16 times weights [out, inputs], whose products are exact and whose
+    sums are rounded one by one: of each two inputs the second one first. `tiles`: of each 32 those
+    at even places and those at odd ones for themselves, then the sum of both."""
+    each = 32 if tiles else 2
+    rest = ((0, 0), (0, -x.shape[1] % each))
+    x, weights = np.pad(widened(narrowed(x, "BF16")), rest), np.pad(weights, rest)
+    sums = np.zeros((len(x), len(weights)), np.float32)
+    for first in range(0, x.shape[1], each):
+        products = [x[:, k : k + 1] * weights[:, k] for k in range(first, first + each)]
+        if tiles:
+            even, odd = (np.add.accumulate(products[place::2])[-1] for place in (0, 1))
+            sums += even + odd
+        else:
+            sums += products[1]
+            sums += products[0]
+    return sums
 
 
 def test_inputs_that_bfloat16_cannot_hold(operators: Any) -> None:

@@ -23,7 +23,11 @@ namespace avx512 {
 const Kernels kAvx512 = avx512::kernels("avx512");
 #if AMX
 const Kernels kAmx = avx512::kernels("amx");  // the same, but see AmxTiles
-bool amx_works() { return avx512::amx_works(); }
+bool amx_works() {
+  using namespace avx512;
+  return amx_multiplies<TileProduct::kUnsigned>() && amx_multiplies<TileProduct::kSigned>() &&
+         amx_multiplies_bfloat16();
+}
 #endif
 
 }  // namespace lite_runner

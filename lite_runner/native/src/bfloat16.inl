@@ -68,12 +68,121 @@ template <class F>
 inline void product_of_pairs(float*, const UpperHalf*, int64_t, int64_t, const uint8_t*, int64_t, bool) {}
 #endif
 
+#if AMX && WIDTH == 16
+// The order in which AMX's tiles sum up: of 32 inputs those at even places and those at odd ones for
+// themselves, then both together to what was before. Rows that fill no tile follow it too, so that a
+// row's bits do not depend on how many there are. (Tiles take numbers below 2^-126 for zeros.)
+constexpr int64_t kTileInputs = 32;
+
+template <int64_t rows>
+__attribute__((noinline)) void accumulate_as_tiles(float* sums, const UpperHalf* x, int64_t stride,
+                                                   const uint8_t* panel, int64_t depth, bool begin) {
+  using F = Numbers<UpperHalf>;
+  for (int64_t k = 0; k < depth; k += kTileInputs, begin = false) {
+    const int64_t end = smaller_of(depth, k + kTileInputs);
+    Tile<rows> even{}, odd{}, total{};
+    if (!begin) load_tile(total, sums);
+    for (int64_t i = k; i < end; i += 2) {
+      const uint8_t* from = panel + i * F::bytes;
+      fetch<2 * F::bytes>(from + kAhead);
+      const F::Raw first = F::read(from), second = F::read(from + F::bytes);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < rows; ++r) {
+        const Ints two = broadcast_word(x + r * stride + i);
+        const Floats one = reinterpret_cast<Floats>(two << 16);
+        const Floats other = reinterpret_cast<Floats>(two & ~0xffff);
+#pragma GCC unroll 8
+        for (int64_t p = 0; p < kParts; ++p) {
+          even.at[r][p] += one * first.part[p];
+          odd.at[r][p] += other * second.part[p];
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) total.at[r][p] += even.at[r][p] + odd.at[r][p];
+    store_tile(total, sums);
+  }
+}
+
+// True if tiles sum up so.
+inline bool amx_multiplies_bfloat16() {
+  constexpr int64_t depth = 2 * kTileInputs;
+  UpperHalf x[kAmxRows * depth], panel[depth * kPanel];
+  int32_t pairs[depth / 2][kPanel];
+  float sums[kAmxRows * kPanel], expected[kAmxRows * kPanel];
+  // From 2^-8 to 2^8, of both signs, all bits of which vary.
+  const auto some = [](int64_t i) {
+    return static_cast<UpperHalf>((0x3b80 + i * 40503 % 0x800) | (i * 7 % 3 == 0 ? 0x8000 : 0));
+  };
+  for (int64_t i = 0; i < kAmxRows * depth; ++i) x[i] = some(i);
+  for (int64_t i = 0; i < depth * kPanel; ++i) panel[i] = some(5 * i + 3);
+  for (int64_t k = 0; k < depth; k += 2)
+    for (int64_t out = 0; out < kPanel; ++out)
+      pairs[k / 2][out] = static_cast<int32_t>(static_cast<uint32_t>(panel[(k + 1) * kPanel + out]) << 16 |
+                                               static_cast<uint16_t>(panel[k * kPanel + out]));
+  {
+    const AmxTiles<2 * kTileInputs> amx(kAmxRows);
+    for (const bool begin : {true, false})
+      amx.multiply<TileProduct::kBFloat16>(x, 2 * depth, pairs, 2 * depth, begin, sums);
+  }
+  for (const bool begin : {true, false})
+    for (int64_t row = 0; row < kAmxRows; ++row)
+      accumulate_as_tiles<1>(expected + row * kPanel, x + row * depth, depth,
+                             reinterpret_cast<const uint8_t*>(panel), depth, begin);
+  return std::memcmp(sums, expected, sizeof sums) == 0;
+}
+
+// Rows by a panel of bfloat16 in that order: as many as pay by tiles, the last one of which is smaller.
+inline void multiply_in_tiles(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  using F = Numbers<UpperHalf>;
+  constexpr int64_t few = 4;
+  const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  const int64_t full = rows_in_tiles(rows.count), rest = rows.count - full;
+  const int64_t twice = full / (2 * kAmxRows) * (2 * kAmxRows), tiled = rest > few ? rows.count : full;
+  alignas(64) int32_t pairs[kBlock / 2][kPanel];
+  for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes) {
+    const int64_t depth = smaller_of(kBlock, m.depth() - k), whole = depth / kTileInputs * kTileInputs;
+    for (int64_t i = 0; tiled && i < whole; i += 2) {
+      fetch<2 * F::bytes>(data + i * F::bytes + kAhead);
+      __m512i two[kParts];
+      read_pairs<F>(data + i * F::bytes, true, two);
+      for (int64_t p = 0; p < kParts; ++p) store(pairs[i / 2] + p * kLanes, (Ints)two[p]);
+    }
+    const auto by_tiles = [&](auto twice, int64_t first, int64_t end, int64_t each) {
+      const AmxTiles<2 * kTileInputs> amx(first < end ? each : 0);
+      for (int64_t row = first; row < end; row += twice ? 2 * each : each)
+        amx.template multiply<TileProduct::kBFloat16, twice>(x + row * rows.stride + k, 2 * rows.stride,
+                                                             pairs, 2 * whole, k == 0, sums + row * kPanel);
+    };
+    const auto by_rows = [&](int64_t first, int64_t end, int64_t from) {
+      if (from == depth) return;
+      in_tiles<few>(end, [&](auto count, int64_t row) {
+        accumulate_as_tiles<count>(sums + row * kPanel, x + row * rows.stride + k + from, rows.stride,
+                                   data + from * F::bytes, depth - from, k + from == 0);
+      }, first);
+    };
+    by_tiles(std::true_type{}, 0, twice, kAmxRows);
+    by_tiles(std::false_type{}, twice, full, kAmxRows);
+    by_tiles(std::false_type{}, full, tiled, rest);
+    by_rows(0, tiled, whole);
+    by_rows(tiled, rows.count, 0);
+  }
+}
+#endif
+
 inline void round_to_bfloat16(Rows& rows) {
   const int64_t stride = rows.stride, all = rows.count * stride;
-  int16_t* halves = pairs_pay ? scratch<int16_t>(kShorts, all) : nullptr;
-  uint32_t* wide = pairs_pay ? nullptr : scratch<uint32_t>(kShorts, all);
+  const bool as_halves = pairs_pay || tiles_used();
+  int16_t* halves = as_halves ? scratch<int16_t>(kShorts, all) : nullptr;
+  uint32_t* wide = as_halves ? nullptr : scratch<uint32_t>(kShorts, all);
   over_rows(rows.count, [=, x = rows.x](int64_t row) {
-    for (int64_t k = row * stride; k < (row + 1) * stride; ++k) {
+    int64_t k = row * stride;
+    const int64_t end = k + stride;
+    for (; halves && k + kLanes <= end; k += kLanes) store_upper_halves(halves + k, load(x + k));
+    for (; k < end; ++k) {
       const int16_t half = upper_half(x[k]);
       if (halves)
         halves[k] = half;
@@ -86,6 +195,9 @@ inline void round_to_bfloat16(Rows& rows) {
 }
 
 inline void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+#if AMX && WIDTH == 16
+  if (tiles_used()) return multiply_in_tiles(m, rows, panel, sums);
+#endif
   if (!pairs_pay) return multiply_floats<UpperHalf>(m, rows, rows.rounded, panel, sums);
   const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
   using F = Numbers<UpperHalf>;

@@ -302,23 +302,40 @@ inline __attribute__((always_inline)) void multiply_pairs(const Unpacked& from, 
 }
 
 #if BYTE_PRODUCTS
-// The same of bytes; `totals`: of each 16 of the first row's inputs. `wide`: some have 16 bits.
+// sum += the products `part` of the inputs of group `g` that share the scale `index`, less their offset
+// and by that scale; `totals`: of each 16 of the first row's inputs.
+template <Format format, int64_t count>
+inline __attribute__((always_inline)) void add_scaled(const Unpacked& from, int64_t g, int64_t index,
+                                                      const Ints (&part)[count][kParts],
+                                                      const int32_t* totals, int64_t stride,
+                                                      Ints (&sum)[count][kParts]) {
+  constexpr int64_t sub = kForm<format>.sub, subs = 32 / sub;
+  constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < count; ++r) {
+    int32_t inputs = 0;
+    for (int64_t i = 0; offset && i < sub / 16; ++i)
+      inputs += totals[r * stride / 16 + index * (sub / 16) + i];
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) {
+      Ints exact = part[r][p] - static_cast<int32_t>(offset) * inputs;
+      if (kForm<format>.scales) exact *= load(from.scale[g * subs + index] + p * kLanes);
+      sum[r][p] += exact;
+    }
+  }
+}
+
+// The same as multiply_pairs, of bytes. `wide`: some inputs have 16 bits.
 template <Format format, int64_t count>
 inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, int64_t g,
                                                           const uint8_t* x, const int32_t* totals,
                                                           int64_t stride, bool wide,
                                                           Ints (&sum)[count][kParts]) {
-  constexpr int64_t sub = kForm<format>.sub, subs = 32 / sub;
-  constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
-  unrolled<subs>([&](auto index) __attribute__((always_inline)) {
-    Ints part[count][kParts];
-    clear(part);
-    const auto add = [&](const uint8_t* bytes, [[maybe_unused]] bool begin) __attribute__((always_inline)) {
-      constexpr int64_t quads = sub / 4;
-      if constexpr (count == kAmxRows)
-        AmxTiles<sub>::template multiply<false>(bytes + index * sub, 2 * stride,
-                                                from.words[g * 8 + index * quads], sub, begin, part);
-      for (int64_t i = index * quads; count != kAmxRows && i < (index + 1) * quads; ++i) {
+  constexpr int64_t sub = kForm<format>.sub, quads = sub / 4;
+  unrolled<32 / sub>([&](auto index) __attribute__((always_inline)) {
+    Ints part[count][kParts] = {};
+    const auto add = [&](const uint8_t* bytes) __attribute__((always_inline)) {
+      for (int64_t i = index * quads; i < (index + 1) * quads; ++i) {
         Ints weights[kParts];
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
@@ -331,67 +348,102 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
       }
     };
     if (wide) {
-      add(x, true);
+      add(x);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r)
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) part[r][p] <<= 8;
     }
-    add(x + 32, !wide);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < count; ++r) {
-      int32_t inputs = 0;
-      for (int64_t i = 0; offset && i < sub / 16; ++i)
-        inputs += totals[r * stride / 16 + index * (sub / 16) + i];
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p) {
-        Ints exact = part[r][p] - static_cast<int32_t>(offset) * inputs;
-        if (kForm<format>.scales) exact *= load(from.scale[g * subs + index] + p * kLanes);
-        sum[r][p] += exact;
-      }
-    }
+    add(x + 32);
+    add_scaled<format>(from, g, index, part, totals, stride, sum);
   });
 }
 #endif
+
+// totals += the sums of the rows from `row` on of group `g` of what was unpacked, which is group `at`
+// of the inputs.
+template <Format format, int64_t count>
+inline __attribute__((always_inline)) void add_unpacked(const Unpacked& from, int64_t g,
+                                                        const Rows& rows, int64_t row, int64_t at,
+                                                        const Ints (&sum)[count][kParts],
+                                                        Tile<count>& totals) {
+#pragma GCC unroll 8
+  for (int64_t p = 0; p < kParts; ++p) {
+    const Floats factor = load(from.factor[g] + p * kLanes);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t group = (row + r) * (rows.stride / 32) + at;
+      Floats& total = totals.at[r][p];
+      add_products(total, sum[r][p], factor, rows.scales[group]);
+      constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
+      for (int64_t i = 0; i < subs; ++i)
+        add_minimum(total, load(from.minimum[g * subs + i] + p * kLanes),
+                    inputs_of<format>(rows, group, i));
+    }
+  }
+}
 
 // sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked.
 template <Format format, bool bytes, int64_t count>
 void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
                        int64_t inputs, float* sums) {
-  const int64_t all = rows.stride / 32;
-  Tile<count> totals;
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < count; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p)
-      totals.at[r][p] = k ? load(sums + (row + r) * kPanel + p * kLanes) : Floats{};
+  Tile<count> totals{};
+  if (k) load_tile(totals, sums + row * kPanel);
   for (int64_t g = 0; g < inputs / 32; ++g) {
     Ints sum[count][kParts] = {};
     const int64_t first = row * rows.stride + k + 32 * g;
 #if BYTE_PRODUCTS
     if constexpr (bytes)
       multiply_quads<format>(from, g, rows.bytes + 2 * first, rows.totals + first / 16, rows.stride,
-                             any_wide<count>(rows, row, all, k / 32 + g), sum);
+                             any_wide<count>(rows, row, rows.stride / 32, k / 32 + g), sum);
     else
 #endif
       multiply_pairs<format>(from, g, rows.shorts + first, rows.stride, sum);
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) {
-      const Floats factor = load(from.factor[g] + p * kLanes);
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t at = (row + r) * all + k / 32 + g;
-        Floats& total = totals.at[r][p];
-        add_products(total, sum[r][p], factor, rows.scales[at]);
-        constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
-        for (int64_t i = 0; i < subs; ++i)
-          add_minimum(total, load(from.minimum[g * subs + i] + p * kLanes),
-                      inputs_of<format>(rows, at, i));
-      }
-    }
+    add_unpacked<format>(from, g, rows, row, k / 32 + g, sum, totals);
   }
   store_tile(totals, sums + row * kPanel);
 }
+
+#if AMX && WIDTH == 16
+// The same of 16 rows of bytes by AMX's tiles, of formats whose scales are of 32 inputs. Tiles leave
+// their sums in memory, so four groups are multiplied at once: totals then go through all of them in
+// registers. Between the totals of four rows and of the next ones stand products of a group of the next
+// four, for the processor to do meanwhile.
+template <Format format>
+void multiply_unpacked_by_amx(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
+                              int64_t inputs, float* sums) {
+  constexpr int64_t few = 4;
+  static_assert(kForm<format>.sub == 32 && kAmxRows == few * few);
+  const int64_t groups = inputs / 32, stride = rows.stride;
+  alignas(64) Ints parts[2][few][few][few][kParts];
+  const auto multiply = [&](int64_t g) {
+    if (g >= groups) return;
+    Ints* part = parts[g / few % 2][g % few][0][0];
+    const uint8_t* x = rows.bytes + 2 * (row * stride + k + 32 * g);
+    const bool wide = any_wide<kAmxRows>(rows, row, stride / 32, k / 32 + g);
+    if (wide) {
+      AmxTiles<32>::multiply<TileProduct::kSigned>(x, 2 * stride, from.words[g * 8], 32, true, part);
+      for (int64_t i = 0; i < kAmxRows * kParts; ++i) part[i] <<= 8;
+    }
+    AmxTiles<32>::multiply<TileProduct::kSigned>(x + 32, 2 * stride, from.words[g * 8], 32, !wide, part);
+  };
+  for (int64_t g = 0; g < few; ++g) multiply(g);
+  for (int64_t first = 0; first < groups; first += few)
+    for (int64_t block = 0; block < few; ++block) {
+      multiply(first + few + block);
+      const int64_t here = row + block * few;
+      Tile<few> totals{};
+      if (k + first) load_tile(totals, sums + here * kPanel);
+      for (int64_t g = first; g < smaller_of(first + few, groups); ++g) {
+        Ints sum[few][kParts] = {};
+        add_scaled<format>(from, g, 0, parts[g / few % 2][g % few][block],
+                           rows.totals + (here * stride + k + 32 * g) / 16, stride, sum);
+        add_unpacked<format>(from, g, rows, here, k / 32 + g, sum, totals);
+      }
+      store_tile(totals, sums + here * kPanel);
+    }
+}
+#endif
 
 template <Format format, bool eight>
 void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
@@ -401,7 +453,9 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
     });
   constexpr bool bytes = eight && BYTE_PRODUCTS;
   Unpacked unpacked;
-  const AmxTiles<kForm<format>.sub> amx(bytes ? rows.count : 0);
+  constexpr bool by_amx = bytes && kAmxRows > 0 && kForm<format>.sub == 32;
+  const int64_t tiled = by_amx ? rows_of_bytes(rows.count) : 0;
+  const AmxTiles<32> amx(tiled ? kAmxRows : 0);
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
     const int64_t inputs = smaller_of(kUnpacked, m.in - k);
@@ -409,10 +463,12 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
     const auto multiply = [&](auto count, int64_t row) {
       multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, sums);
     };
-    if constexpr (bytes)
-      in_tiles<kBlockTile>(amx, rows.count, multiply);
-    else
-      in_tiles<kBlockTile>(rows.count, multiply);
+#if AMX && WIDTH == 16
+    if constexpr (by_amx)
+      for (int64_t row = 0; row < tiled; row += kAmxRows)
+        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, sums);
+#endif
+    in_tiles<kBlockTile>(rows.count, multiply, tiled);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <atomic>
 #include <type_traits>
 #include <utility>

@@ -81,16 +81,6 @@ inline void in_tiles(int64_t rows, Body&& body, int64_t row = 0) {
   });
 }
 
-// The same, but of the first rows 16 at once where AMX's tiles take these.
-template <int64_t most, int64_t inputs, class Body>
-inline void in_tiles(const AmxTiles<inputs>& amx, int64_t rows, Body&& body) {
-  int64_t row = 0;
-  if constexpr (kAmxRows > 0)
-    for (; row < amx.rows(); row += kAmxRows)
-      body(std::integral_constant<int64_t, kAmxRows>{}, row);
-  in_tiles<most>(rows, body, row);
-}
-
 // Sums begin with zeros; those of AMX's tiles by themselves.
 template <int64_t count>
 inline __attribute__((always_inline)) void clear(Ints (&sums)[count][kParts]) {
@@ -241,8 +231,10 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
     const int64_t first = g * group, end = smaller_of(first + group, depth);
     const auto add = [&](const uint8_t* x, [[maybe_unused]] bool begin) __attribute__((always_inline)) {
       const uint8_t* from = data;
+#if AMX && WIDTH == 16
       if constexpr (count == kAmxRows)
-        AmxTiles<32>::multiply<true>(x + first, 2 * depth, from, end - first, begin, sum);
+        AmxTiles<32>::multiply<TileProduct::kUnsigned>(x + first, 2 * depth, from, end - first, begin, sum);
+#endif
       for (int64_t k = first; count != kAmxRows && k < end; k += 4, from += Words::bytes) {
         fetch<Words::bytes>(from + kAhead);
         const Words words = Words::read(from);
@@ -410,10 +402,14 @@ void multiply_integers(const Matrix& m, W form, const Rows& rows, int64_t panel,
 #if BYTE_PRODUCTS
   if (m.rounded_input) {
     const bool whole = m.input_group() % 32 == 0 && m.depth() % 32 == 0;
-    const AmxTiles<32> amx(whole ? rows.count : 0);
-    return in_tiles<kIntegerTile>(amx, rows.count, [&](auto count, int64_t row) {
+    const int64_t tiled = whole ? rows_of_bytes(rows.count) : 0;
+    const AmxTiles<32> amx(tiled ? kAmxRows : 0);
+    if constexpr (kAmxRows > 0)
+      for (int64_t row = 0; row < tiled; row += kAmxRows)
+        multiply_bytes<kAmxRows>(m, rows, row, panel, sums);
+    return in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
       multiply_bytes<count>(m, rows, row, panel, sums);
-    });
+    }, tiled);
   }
 #endif
   in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
@@ -603,8 +599,10 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
           moved(rows.rounded, m.depth())};
 }
 
-// Rows of floats that the L2 cache does not hold go through a few panels in parts.
-constexpr int64_t kHeldBytes = 5 << 18, kPanelsAtOnce = 4;
+// Rows of floats that the L2 cache does not hold go through a few panels in parts, of as many as fill
+// registers' tiles and AMX's.
+constexpr int64_t kHeldBytes = 5 << 18, kPanelsAtOnce = 4, kWholeTiles = 48;
+static_assert(kWholeTiles % kTile == 0 && (kAmxRows == 0 || kWholeTiles % kAmxRows == 0));
 
 // Calls finish(panel, sums [rows][32 * together]) for every `together` panels: see over_units.
 template <int64_t together, class Low, class Finish>
@@ -613,7 +611,7 @@ inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish)
   const int64_t units = m.panels() / together, size = together * rows.count * kPanel;
   int64_t part = rows.count, each = 1;  // rows, and units that these go through
   if (!m.integers() && 4 * rows.count * rows.stride > kHeldBytes) {
-    part = larger_of<int64_t>(96, kHeldBytes / (4 * rows.stride)) / kTile * kTile;
+    part = larger_of<int64_t>(96, kHeldBytes / (4 * rows.stride)) / kWholeTiles * kWholeTiles;
     const int64_t some = kPanelsAtOnce * threads(), rounds = (units * together + some - 1) / some;
     each = (units + rounds * threads() - 1) / (rounds * threads());  // all threads have as many
   }
