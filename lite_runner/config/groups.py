@@ -236,7 +236,7 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     conf, others = conf_dir(), tuple(folders)
     if others:  # changes in a user's folder, which may hold anything, are not looked for
         return _composed(conf, others, choices)
-    plain: dict[str, Any] = parse_json(_text_of(conf, tuple(choices.items()), _state(conf)))
+    plain: dict[str, Any] = parse_json(_text_of(conf, tuple(sorted(choices.items())), _state(conf)))
     return plain
 
 
@@ -260,14 +260,20 @@ def _overrides(choices: Mapping[str, str]) -> list[str]:
 
 
 def _composed(conf: Path, others: Sequence[Path], choices: Mapping[str, str]) -> dict[str, Any]:
-    """Composition by Hydra, which takes a third of a second with its import."""
+    """Composition by Hydra, which takes a third of a second with its import.
+
+    Without the settings of Hydra's own command line, a quarter of the files: `compose` leaves them
+    out of what it returns.
+    """
     from hydra import compose, initialize_config_dir
+    from hydra.conf import HydraConf
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    overrides = _overrides(choices)
+    hydras = [item for entry in HydraConf().defaults for item in entry.items()]
+    overrides = [*_overrides(choices), *(f"~hydra/{group}" for group, name in hydras if name)]
     if others:
         listed = ",".join(_quoted(f"file://{folder}") for folder in others)
         overrides.append(f"hydra.searchpath=[{listed}]")

@@ -356,6 +356,14 @@ def test_groups_of_ones_own(resolve: Resolve, experiment: Path) -> None:
     assert [config.seed for _, config, _ in jobs_of(line)] == [7, 8]
 
 
+def test_a_run_needs_no_sweeper_of_ones_own(resolve: Resolve, experiment: Path) -> None:
+    """Which --multirun alone uses, and which may not be installed."""
+    sweeper = "defaults:\n  - override /hydra/sweeper: absent"
+    text = EXPERIMENT.replace("defaults:", sweeper)
+    (experiment / "experiment/x.yaml").write_text(text)
+    assert resolve("-cd", str(experiment), "+experiment=x", HI).seed == 7
+
+
 def test_a_folder_of_experiments_alone(resolve: Resolve, tmp_path: Path, own: Path) -> None:
     (tmp_path / "only/experiment").mkdir(parents=True)
     (tmp_path / "only/experiment/x.yaml").write_text(EXPERIMENT)

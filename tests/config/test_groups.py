@@ -138,6 +138,13 @@ def test_the_next_process_needs_no_hydra(tmp_path: Path, monkeypatch: pytest.Mon
     assert (first[1] != "set()", second[1]) == (True, "set()")
 
 
+def test_one_composition_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {"run_mode": "embed", "model": "tiny_llama"}
+    first = groups.compose_groups(chosen)
+    monkeypatch.setattr(groups, "_composed", None)
+    assert groups.compose_groups(dict(reversed(chosen.items()))) == first
+
+
 def test_a_variable_of_the_environment_is_read_each_time(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
