@@ -41,14 +41,14 @@ Packages = Callable[[str], Path]
 
 
 def outcomes() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.load(OUTCOMES.read_bytes(), yaml.CSafeLoader)
+    loaded: dict[str, Any] = yaml.safe_load(OUTCOMES.read_text(encoding="utf-8"))
     return loaded
 
 
 def files_of_ours(configs: Path) -> Iterator[tuple[str, bool]]:
     """Each file for a model of ours, or to predict with a folder's, and whether it is such."""
     for path in sorted(configs.rglob("*.yaml")):
-        raw = yaml.load(path.read_bytes(), yaml.CSafeLoader)
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, name = raw.get("model") or {}, path.relative_to(configs).with_suffix("").as_posix()
         folder = raw.get("pretrained_model_dir") is not None and raw.get("run_mode") == "predict"
         if folder or (model.get("arch") or {}).get("type") in OURS:
