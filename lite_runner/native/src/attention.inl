@@ -109,7 +109,10 @@ inline void product(Sums sums, const X* x, int64_t rows, int64_t stride, const v
   const uint8_t* panel = static_cast<const uint8_t*>(first);
   if constexpr (std::is_same_v<X, UpperHalf>) {
     for (int64_t p = 0; p < panels; ++p, panel += apart)
-      product_of_pairs<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth, true);
+      if (tiles_used())
+        product_in_tiles<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth);
+      else
+        product_of_pairs<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth, true);
   } else if (rows > kFewTiles * kTile) {
     alignas(64) float wide[kBlock * kPanel];  // a panel, widened once for all tiles
     for (int64_t p = 0; p < panels; ++p, panel += apart, sums.at += sums.panel) {
@@ -165,8 +168,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
   X* factors = reinterpret_cast<X*>(pairs ? work + rows * kChunk : work);
   // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
   const int64_t seen_first = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
-  // The same two make a pair, whatever a row sees.
-  const int64_t begin = pairs ? seen_first & ~1 : seen_first;
+  // The same two make a pair, or in tiles the same 32 a sum, whatever a row sees.
+  const int64_t begin = pairs ? seen_first & (tiles_used() ? ~31 : ~1) : seen_first;
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
   const int64_t panel = begin / kPanel, panels = (end + kPanel - 1) / kPanel - panel;
   const void* values = keys.value(first + begin, size);

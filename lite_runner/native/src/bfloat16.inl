@@ -74,18 +74,18 @@ inline void product_of_pairs(float*, const UpperHalf*, int64_t, int64_t, const u
 // row's bits do not depend on how many there are. (Tiles take numbers below 2^-126 for zeros.)
 constexpr int64_t kTileInputs = 32;
 
-template <int64_t rows>
+template <int64_t rows, class F>
 __attribute__((noinline)) void accumulate_as_tiles(float* sums, const UpperHalf* x, int64_t stride,
                                                    const uint8_t* panel, int64_t depth, bool begin) {
-  using F = Numbers<UpperHalf>;
   for (int64_t k = 0; k < depth; k += kTileInputs, begin = false) {
     const int64_t end = smaller_of(depth, k + kTileInputs);
     Tile<rows> even{}, odd{}, total{};
     if (!begin) load_tile(total, sums);
-    for (int64_t i = k; i < end; i += 2) {
+    const auto add_pair = [&](int64_t i, auto both) __attribute__((always_inline)) {
       const uint8_t* from = panel + i * F::bytes;
       fetch<2 * F::bytes>(from + kAhead);
-      const F::Raw first = F::read(from), second = F::read(from + F::bytes);
+      const typename F::Raw first = F::read(from);
+      const typename F::Raw second = F::read(from + (both ? F::bytes : 0));
 #pragma GCC unroll 8
       for (int64_t r = 0; r < rows; ++r) {
         const Ints two = broadcast_word(x + r * stride + i);
@@ -94,10 +94,12 @@ __attribute__((noinline)) void accumulate_as_tiles(float* sums, const UpperHalf*
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) {
           even.at[r][p] += one * first.part[p];
-          odd.at[r][p] += other * second.part[p];
+          if (both) odd.at[r][p] += other * second.part[p];
         }
       }
-    }
+    };
+    for (int64_t i = k; i + 1 < end; i += 2) add_pair(i, std::true_type{});
+    if (end % 2) add_pair(end - 1, std::false_type{});
 #pragma GCC unroll 8
     for (int64_t r = 0; r < rows; ++r)
 #pragma GCC unroll 8
@@ -129,48 +131,51 @@ inline bool amx_multiplies_bfloat16() {
   }
   for (const bool begin : {true, false})
     for (int64_t row = 0; row < kAmxRows; ++row)
-      accumulate_as_tiles<1>(expected + row * kPanel, x + row * depth, depth,
+      accumulate_as_tiles<1, Numbers<UpperHalf>>(expected + row * kPanel, x + row * depth, depth,
                              reinterpret_cast<const uint8_t*>(panel), depth, begin);
   return std::memcmp(sums, expected, sizeof sums) == 0;
 }
 
-// Rows by a panel of bfloat16 in that order: as many as pay by tiles, the last one of which is smaller.
-inline void multiply_in_tiles(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  using F = Numbers<UpperHalf>;
+// Any number of rows by a panel whose numbers bfloat16 holds, in that order: as many as pay by tiles,
+// the last one of which is smaller. Behind an odd depth one more input may be read.
+template <class F>
+void product_in_tiles(float* sums, const UpperHalf* x, int64_t rows, int64_t stride,
+                      const uint8_t* panel, int64_t depth) {
   constexpr int64_t few = 4;
-  const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  const int64_t full = rows_in_tiles(rows.count), rest = rows.count - full;
-  const int64_t twice = full / (2 * kAmxRows) * (2 * kAmxRows), tiled = rest > few ? rows.count : full;
+  const int64_t full = rows_in_tiles(rows), twice = full / (2 * kAmxRows) * (2 * kAmxRows);
+  const int64_t tiled = rows - full > few ? rows : full;
   alignas(64) int32_t pairs[kBlock / 2][kPanel];
-  for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes) {
-    const int64_t depth = smaller_of(kBlock, m.depth() - k), whole = depth / kTileInputs * kTileInputs;
+  for (int64_t k = 0; k < depth; k += kBlock, x += kBlock, panel += kBlock * F::bytes) {
+    const int64_t here = smaller_of(kBlock, depth - k), whole = here / kTileInputs * kTileInputs;
     for (int64_t i = 0; tiled && i < whole; i += 2) {
-      fetch<2 * F::bytes>(data + i * F::bytes + kAhead);
+      fetch<2 * F::bytes>(panel + i * F::bytes + kAhead);
       __m512i two[kParts];
-      read_pairs<F>(data + i * F::bytes, true, two);
+      read_pairs<F>(panel + i * F::bytes, true, two);
       for (int64_t p = 0; p < kParts; ++p) store(pairs[i / 2] + p * kLanes, (Ints)two[p]);
     }
-    const auto by_tiles = [&](auto twice, int64_t first, int64_t end, int64_t each) {
-      const AmxTiles<2 * kTileInputs> amx(first < end ? each : 0);
-      for (int64_t row = first; row < end; row += twice ? 2 * each : each)
-        amx.template multiply<TileProduct::kBFloat16, twice>(x + row * rows.stride + k, 2 * rows.stride,
-                                                             pairs, 2 * whole, k == 0, sums + row * kPanel);
+    const auto by_tiles = [&](auto two, int64_t first, int64_t end, int64_t each) {
+      const AmxTiles<2 * kTileInputs> amx(whole && first < end ? each : 0);
+      for (int64_t row = first; whole && row < end; row += two ? 2 * each : each)
+        amx.template multiply<TileProduct::kBFloat16, two>(x + row * stride, 2 * stride, pairs, 2 * whole,
+                                                           k == 0, sums + row * kPanel);
     };
     const auto by_rows = [&](int64_t first, int64_t end, int64_t from) {
-      if (from == depth) return;
+      if (from == here) return;
       in_tiles<few>(end, [&](auto count, int64_t row) {
-        accumulate_as_tiles<count>(sums + row * kPanel, x + row * rows.stride + k + from, rows.stride,
-                                   data + from * F::bytes, depth - from, k + from == 0);
+        accumulate_as_tiles<count, F>(sums + row * kPanel, x + row * stride + from, stride,
+                                      panel + from * F::bytes, here - from, k + from == 0);
       }, first);
     };
     by_tiles(std::true_type{}, 0, twice, kAmxRows);
     by_tiles(std::false_type{}, twice, full, kAmxRows);
-    by_tiles(std::false_type{}, full, tiled, rest);
+    by_tiles(std::false_type{}, full, tiled, rows - full);
     by_rows(0, tiled, whole);
-    by_rows(tiled, rows.count, 0);
+    by_rows(tiled, rows, 0);
   }
 }
+#else
+template <class F>
+inline void product_in_tiles(float*, const UpperHalf*, int64_t, int64_t, const uint8_t*, int64_t) {}
 #endif
 
 inline void round_to_bfloat16(Rows& rows) {
@@ -195,13 +200,11 @@ inline void round_to_bfloat16(Rows& rows) {
 }
 
 inline void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-#if AMX && WIDTH == 16
-  if (tiles_used()) return multiply_in_tiles(m, rows, panel, sums);
-#endif
-  if (!pairs_pay) return multiply_floats<UpperHalf>(m, rows, rows.rounded, panel, sums);
+  if (!rows.shorts) return multiply_floats<UpperHalf>(m, rows, rows.rounded, panel, sums);
   const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
   using F = Numbers<UpperHalf>;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  if (tiles_used()) return product_in_tiles<F>(sums, x, rows.count, rows.stride, data, m.depth());
   for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes)
     product_of_pairs<F>(sums, x + k, rows.count, rows.stride, data,
                         smaller_of(kBlock, m.depth() - k), k == 0);
