@@ -81,13 +81,16 @@ void move(Tile& tile, uint8_t* memory, int64_t stride, bool store) {
       std::memcpy(tile.data[row], memory + row * stride, tile.bytes);
 }
 
+bool begins(const Tile& sums, const Tile& x, const Tile& words) {
+  const bool fits = configured && sums.rows && sums.rows == x.rows && sums.bytes == words.bytes &&
+                    x.bytes == 4 * words.rows && sums.bytes % 4 == 0 && &sums != &x &&
+                    &sums != &words && &x != &words;
+  products += fits;
+  return require(fits, "shapes of a product");
+}
+
 void multiply(Tile& sums, const Tile& x, const Tile& words, bool signed_x, bool signed_words) {
-  if (!require(configured && sums.rows && sums.rows == x.rows && sums.bytes == words.bytes &&
-                   x.bytes == 4 * words.rows && sums.bytes % 4 == 0 && &sums != &x &&
-                   &sums != &words && &x != &words,
-               "shapes of a product"))
-    return;
-  ++products;
+  if (!begins(sums, x, words)) return;
   const auto value = [](uint8_t byte, bool is_signed) {
     return is_signed ? static_cast<int32_t>(static_cast<int8_t>(byte)) : byte;
   };
@@ -105,12 +108,7 @@ void multiply(Tile& sums, const Tile& x, const Tile& words, bool signed_x, bool 
 
 // Pairs of bfloat16: those at even places and those at odd ones are summed up by themselves first.
 void multiply_pairs(Tile& sums, const Tile& x, const Tile& words) {
-  if (!require(configured && sums.rows && sums.rows == x.rows && sums.bytes == words.bytes &&
-                   x.bytes == 4 * words.rows && sums.bytes % 4 == 0 && &sums != &x &&
-                   &sums != &words && &x != &words,
-               "shapes of a product"))
-    return;
-  ++products;
+  if (!begins(sums, x, words)) return;
   const auto value = [](const uint8_t* half) {
     uint32_t bits = static_cast<uint32_t>(half[0] | half[1] << 8) << 16;
     if (!(bits & 0x7f800000)) bits &= 0x80000000;

@@ -48,12 +48,15 @@ class AmxTiles {
                                                              bool begin, void* sums) {
     constexpr int64_t step = 4 * kPanel;
     uint8_t* more = static_cast<uint8_t*>(sums) + kAmxRows * step;
+    static_assert(!twice || what == TileProduct::kBFloat16);
     if (begin)
-      __asm__ volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : :);
+      __asm__ volatile("tilezero %%tmm0\n\ttilezero %%tmm1" : :);
     else
       __asm__ volatile("tileloadd (%0,%1,1), %%tmm0\n\ttileloadd 64(%0,%1,1), %%tmm1"
                        : : "r"(sums), "r"(step) : "memory");
-    if (twice && !begin)
+    if (twice && begin)
+      __asm__ volatile("tilezero %%tmm2\n\ttilezero %%tmm3" : :);
+    else if (twice)
       __asm__ volatile("tileloadd (%0,%1,1), %%tmm2\n\ttileloadd 64(%0,%1,1), %%tmm3"
                        : : "r"(more), "r"(step) : "memory");
     for (int64_t k = 0; k < depth; k += bytes) {
@@ -72,7 +75,7 @@ class AmxTiles {
         __asm__ volatile("tdpbsud %%tmm6, %%tmm4, %%tmm0\n\ttdpbsud %%tmm7, %%tmm4, %%tmm1" : :);
       else
         __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1" : :);
-      if (twice && what == TileProduct::kBFloat16)
+      if (twice)
         __asm__ volatile("tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3" : :);
     }
     __asm__ volatile("tilestored %%tmm0, (%0,%1,1)\n\ttilestored %%tmm1, 64(%0,%1,1)"

@@ -109,10 +109,7 @@ inline void product(Sums sums, const X* x, int64_t rows, int64_t stride, const v
   const uint8_t* panel = static_cast<const uint8_t*>(first);
   if constexpr (std::is_same_v<X, UpperHalf>) {
     for (int64_t p = 0; p < panels; ++p, panel += apart)
-      if (tiles_used())
-        product_in_tiles<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth);
-      else
-        product_of_pairs<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth, true);
+      product_in_bfloat16<F>(sums.at + p * sums.panel, x, rows, stride, panel, depth);
   } else if (rows > kFewTiles * kTile) {
     alignas(64) float wide[kBlock * kPanel];  // a panel, widened once for all tiles
     for (int64_t p = 0; p < panels; ++p, panel += apart, sums.at += sums.panel) {

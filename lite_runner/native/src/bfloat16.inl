@@ -122,8 +122,8 @@ inline bool amx_multiplies_bfloat16() {
   for (int64_t i = 0; i < depth * kPanel; ++i) panel[i] = some(5 * i + 3);
   for (int64_t k = 0; k < depth; k += 2)
     for (int64_t out = 0; out < kPanel; ++out)
-      pairs[k / 2][out] = static_cast<int32_t>(static_cast<uint32_t>(panel[(k + 1) * kPanel + out]) << 16 |
-                                               static_cast<uint16_t>(panel[k * kPanel + out]));
+      pairs[k / 2][out] = static_cast<int32_t>(static_cast<uint32_t>(panel[(k + 1) * kPanel + out]) << 16) |
+                          static_cast<uint16_t>(panel[k * kPanel + out]);
   {
     const AmxTiles<2 * kTileInputs> amx(kAmxRows);
     for (const bool begin : {true, false})
@@ -132,8 +132,8 @@ inline bool amx_multiplies_bfloat16() {
   for (const bool begin : {true, false})
     for (int64_t row = 0; row < kAmxRows; ++row)
       accumulate_as_tiles<1, Numbers<UpperHalf>>(expected + row * kPanel, x + row * depth, depth,
-                             reinterpret_cast<const uint8_t*>(panel), depth, begin);
-  return std::memcmp(sums, expected, sizeof sums) == 0;
+                                                 reinterpret_cast<const uint8_t*>(panel), depth, begin);
+  return __builtin_memcmp(sums, expected, sizeof sums) == 0;
 }
 
 // Any number of rows by a panel whose numbers bfloat16 holds, in that order: as many as pay by tiles,
@@ -154,8 +154,9 @@ void product_in_tiles(float* sums, const UpperHalf* x, int64_t rows, int64_t str
       for (int64_t p = 0; p < kParts; ++p) store(pairs[i / 2] + p * kLanes, (Ints)two[p]);
     }
     const auto by_tiles = [&](auto two, int64_t first, int64_t end, int64_t each) {
-      const AmxTiles<2 * kTileInputs> amx(whole && first < end ? each : 0);
-      for (int64_t row = first; whole && row < end; row += two ? 2 * each : each)
+      if (whole == 0 || first == end) return;
+      const AmxTiles<2 * kTileInputs> amx(each);
+      for (int64_t row = first; row < end; row += two ? 2 * each : each)
         amx.template multiply<TileProduct::kBFloat16, two>(x + row * stride, 2 * stride, pairs, 2 * whole,
                                                            k == 0, sums + row * kPanel);
     };
@@ -178,9 +179,21 @@ template <class F>
 inline void product_in_tiles(float*, const UpperHalf*, int64_t, int64_t, const uint8_t*, int64_t) {}
 #endif
 
+// True if products are of pairs of bfloat16: rows are rounded to it, and attention computes in it.
+inline bool multiplies_pairs() { return pairs_pay || tiles_used(); }
+
+// Any number of rows by a panel whose numbers bfloat16 holds, by tiles or by the instruction for pairs.
+template <class F>
+inline void product_in_bfloat16(float* sums, const UpperHalf* x, int64_t rows, int64_t stride,
+                                const uint8_t* panel, int64_t depth) {
+  if (tiles_used()) return product_in_tiles<F>(sums, x, rows, stride, panel, depth);
+  for (int64_t k = 0; k < depth; k += kBlock, panel += kBlock * F::bytes)
+    product_of_pairs<F>(sums, x + k, rows, stride, panel, smaller_of(kBlock, depth - k), k == 0);
+}
+
 inline void round_to_bfloat16(Rows& rows) {
   const int64_t stride = rows.stride, all = rows.count * stride;
-  const bool as_halves = pairs_pay || tiles_used();
+  const bool as_halves = multiplies_pairs();
   int16_t* halves = as_halves ? scratch<int16_t>(kShorts, all) : nullptr;
   uint32_t* wide = as_halves ? nullptr : scratch<uint32_t>(kShorts, all);
   over_rows(rows.count, [=, x = rows.x](int64_t row) {
@@ -201,11 +214,6 @@ inline void round_to_bfloat16(Rows& rows) {
 
 inline void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   if (!rows.shorts) return multiply_floats<UpperHalf>(m, rows, rows.rounded, panel, sums);
-  const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
-  using F = Numbers<UpperHalf>;
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  if (tiles_used()) return product_in_tiles<F>(sums, x, rows.count, rows.stride, data, m.depth());
-  for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes)
-    product_of_pairs<F>(sums, x + k, rows.count, rows.stride, data,
-                        smaller_of(kBlock, m.depth() - k), k == 0);
+  product_in_bfloat16<Numbers<UpperHalf>>(sums, reinterpret_cast<const UpperHalf*>(rows.shorts), rows.count,
+                                          rows.stride, m.at(m.data) + panel * m.panel_bytes(), m.depth());
 }

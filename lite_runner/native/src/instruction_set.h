@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <atomic>
 #include <type_traits>
 #include <utility>

@@ -105,7 +105,7 @@ struct Matrix {
   int64_t out, in;
   int64_t group;          // inputs that share a scale; 0: all
   // The inputs of integers are rounded too: 1: to 8 bits, but near outliers, 0: to 16. Those of
-  // bfloat16 are rounded to it if 1; attention before such a projection is too where pairs are multiplied.
+  // bfloat16 are rounded to it if 1; attention before such a projection is too: multiplies_pairs.
   int64_t rounded_input;
   int64_t data, scales, minimums;  // scales float32 [panels * 32], or [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers

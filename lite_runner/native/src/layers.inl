@@ -374,7 +374,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t asked = layer.gated ? 2 * queries : queries;
   int64_t stride = inward.out;
-  const bool bfloat16 = (pairs_pay || tiles_used()) && multiplies_bfloat16(outward);
+  const bool bfloat16 = multiplies_pairs() && multiplies_bfloat16(outward);
   if (layer.parallel)  // before `out`, which may be `x`, is written
     __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
                      4 * count * layer.hidden);

@@ -233,7 +233,8 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
       const uint8_t* from = data;
 #if AMX && WIDTH == 16
       if constexpr (count == kAmxRows)
-        AmxTiles<32>::multiply<TileProduct::kUnsigned>(x + first, 2 * depth, from, end - first, begin, sum);
+        AmxTiles<32>::multiply<TileProduct::kUnsigned>(x + first, 2 * depth, from, end - first, begin,
+                                                       sum);
 #endif
       for (int64_t k = first; count != kAmxRows && k < end; k += 4, from += Words::bytes) {
         fetch<Words::bytes>(from + kAhead);

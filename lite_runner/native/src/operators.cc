@@ -96,7 +96,8 @@ bool has_avx512() {
 const char* state_of_amx([[maybe_unused]] bool emulated) {
 #if AMX
   unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 13) == 13;  // AMX-BF16, AMX-TILE, AMX-INT8
+  // AMX-BF16, AMX-TILE and AMX-INT8.
+  const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 13) == 13;
   if (!has_avx512() || !(there || emulated)) return "";
   // For all threads, of which each has memory for its tiles from the first use on.
   constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
