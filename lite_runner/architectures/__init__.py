@@ -87,7 +87,9 @@ class GGUF:
     # config.json key -> metadata key without the architecture prefix.
     keys: Mapping[str, str]
     permuted: bool = False  # rows of q and k are permuted for llama.cpp's rotary embedding
-    # (tensor names, fields so far, those of `keys` too) -> config.json fields inferred from them.
+    # Flag of config.json -> the tensor that only a file with that flag has.
+    flags: Mapping[str, str] = field(default_factory=dict)
+    # (tensor names, fields so far, those of `keys` too) -> other fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
     name: str = ""  # general.architecture; "": that of the architecture
     also: tuple[str, ...] = ()  # other names of it
@@ -99,6 +101,11 @@ class GGUF:
     columns: StoredRows = apart  # and where its columns are, blocks of which are then floats
     # Metadata without the architecture prefix that no field of config.json is.
     more: Callable[[Decoder], dict[str, Any]] = lambda model: {}
+
+    def inferred(self, tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of config.json by the names of a file's tensors and the fields `given` so far."""
+        flags = {key: name in tensors for key, name in self.flags.items()}
+        return flags | self.infer(tensors, given)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ scaled logits; Command-A has windows, and positions only where these are."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, apart, llama, llama_like, row_order
@@ -61,12 +60,6 @@ def write(model: Decoder) -> dict[str, Any]:
     return found | kinds | {"architectures": ["Cohere2ForCausalLM"]}
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases and norms of heads by their tensors."""
-    own = "blk.0.attn_q_norm.weight" in tensors
-    return llama_like.infer_bias(tensors, given) | {"use_qk_norm": own}
-
-
 _KEYS = llama_like.layer_norm_keys("layer_norm_eps") | {"logit_scale": "logit_scale"}
 _ROWS = row_order.interleaved(apart)
 COHERE = Architecture(
@@ -74,7 +67,12 @@ COHERE = Architecture(
     lambda fields: read(fields, "cohere"),
     NAMES,
     write,
-    gguf=GGUF(_KEYS, infer=infer_from_gguf, name="command-r", rows=_ROWS),
+    gguf=GGUF(
+        _KEYS,
+        flags=llama_like.BIAS_FLAG | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+        name="command-r",
+        rows=_ROWS,
+    ),
     no_effect={"sliding_window": "of Command-A"},
     stored_rows=_ROWS,
 )
@@ -84,7 +82,7 @@ COHERE2 = dataclasses.replace(
     read=lambda fields: read(fields, "cohere2"),
     gguf=GGUF(
         _KEYS | {"sliding_window": "attention.sliding_window"},
-        infer=llama_like.infer_bias,
+        flags=llama_like.BIAS_FLAG,
         rows=_ROWS,
     ),
     no_effect={},

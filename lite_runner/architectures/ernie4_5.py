@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order
@@ -35,16 +34,12 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"use_bias": "blk.0.attn_q.bias" in tensors}
-
-
 _ROWS = row_order.interleaved(apart)
 ERNIE4_5 = Architecture(
     "ernie4_5",
     read,
     llama_like.NAMES,
     write,
-    gguf=GGUF(llama_like.KEYS, infer=infer_from_gguf, rows=_ROWS),
+    gguf=GGUF(llama_like.KEYS, flags={"use_bias": "blk.0.attn_q.bias"}, rows=_ROWS),
     stored_rows=_ROWS,
 )

@@ -41,7 +41,7 @@ GEMMA = Architecture(
     read,
     llama_like.NAMES,
     write,
-    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias),
+    gguf=GGUF(llama_like.KEYS, flags=llama_like.BIAS_FLAG),
     no_effect={"hidden_activation": "transformers does not read it"},
     norms_less_one=True,
 )

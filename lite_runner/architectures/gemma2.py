@@ -145,7 +145,6 @@ def scalar_of_gguf(given: Mapping[str, Any], scaled_by_hidden: int) -> int | Non
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp's defaults for missing metadata."""
     return {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "query_pre_attn_scalar": scalar_of_gguf(given, 46),
         "sliding_window": given.get("sliding_window") or 4096,
         "attn_logit_softcapping": given.get("attn_logit_softcapping") or 50.0,
@@ -171,7 +170,11 @@ GEMMA2 = dataclasses.replace(
         model="gemma2_2b",
         hidden_act=HIDDEN_ACT,
     ),
-    gguf=GGUF(KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}, infer=infer_from_gguf),
+    gguf=GGUF(
+        KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        flags=llama_like.BIAS_FLAG,
+        infer=infer_from_gguf,
+    ),
     no_effect={
         "cache_implementation": KERNEL,
         "_sliding_window_pattern": "layer_types is beside it",

@@ -101,11 +101,7 @@ GEMMA3_TEXT = dataclasses.replace(
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp's defaults for missing metadata."""
-    return {
-        "model_type": "gemma3_text",
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "query_pre_attn_scalar": gemma2.scalar_of_gguf(given, 62),
-    }
+    return {"model_type": "gemma3_text", "query_pre_attn_scalar": gemma2.scalar_of_gguf(given, 62)}
 
 
 GEMMA3 = Architecture(
@@ -117,6 +113,7 @@ GEMMA3 = Architecture(
             "sliding_window_pattern": "attention.sliding_window_pattern",
             "rope_local_base_freq": "rope.freq_base_swa",
         },
+        flags=llama_like.BIAS_FLAG,
         infer=infer_from_gguf,
     ),
     text_of="gemma3_text",

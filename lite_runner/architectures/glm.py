@@ -53,10 +53,9 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors; what is rotated as a fraction of a head."""
+    """The size of a head, and what of it is rotated as a fraction."""
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
-    found = llama_like.infer_bias(tensors, given) | llama_like.infer_rotated_share(given)
-    return found | {"head_dim": head_dim}
+    return llama_like.infer_rotated_share(tensors, given) | {"head_dim": head_dim}
 
 
 GLM = dataclasses.replace(
@@ -79,5 +78,10 @@ GLM4 = dataclasses.replace(
     mindformers=llama.mindformers(
         "Glm4Config", "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
     ),
-    gguf=GGUF(llama_like.KEYS | llama_like.PARTIAL_KEYS, permuted=True, infer=infer_from_gguf),
+    gguf=GGUF(
+        llama_like.KEYS | llama_like.PARTIAL_KEYS,
+        permuted=True,
+        flags=llama_like.BIAS_FLAG,
+        infer=infer_from_gguf,
+    ),
 )

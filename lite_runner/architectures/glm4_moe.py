@@ -3,7 +3,6 @@ and a bias, a network beside them, and dense layers first."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import (
@@ -55,15 +54,6 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases and norms of heads by their tensors; the rotated part of a head."""
-    return (
-        llama_like.infer_rotated_share(given)
-        | llama_like.infer_bias(tensors, given)
-        | {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
-    )
-
-
 GLM4_MOE = Architecture(
     "glm4_moe",
     read,
@@ -71,7 +61,8 @@ GLM4_MOE = Architecture(
     write,
     gguf=GGUF(
         llama_like.KEYS | llama_like.PARTIAL_KEYS | experts.GROUPED_KEYS,
-        infer=infer_from_gguf,
+        flags=llama_like.BIAS_FLAG | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+        infer=llama_like.infer_rotated_share,
         name="glm4moe",
         rows=row_order.rotated_first(apart),
     ),

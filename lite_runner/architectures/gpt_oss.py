@@ -85,13 +85,10 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors; the ramp of its YaRN ends between dimensions, which metadata has no
-    word for."""
+    """The ramp of its YaRN ends between dimensions, which metadata has no word for."""
     rope = {name: given[name] for name in _YARN_KEYS if given[name] is not None}
     scaling = {"rope_type": "yarn", "truncate": False} | rope if rope.get("factor") else None
-    return llama_like.infer_bias(tensors, given) | {
-        "rope_scaling": scaling or {"rope_type": "default"}
-    }
+    return {"rope_scaling": scaling or {"rope_type": "default"}}
 
 
 _YARN_KEYS = {
@@ -113,6 +110,7 @@ GPT_OSS = Architecture(
             "intermediate_size": "expert_feed_forward_length",
             "sliding_window": "attention.sliding_window",
         },
+        flags=llama_like.BIAS_FLAG,
         infer=infer_from_gguf,
         name="gpt-oss",
     ),

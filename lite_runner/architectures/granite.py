@@ -68,12 +68,11 @@ KEYS = llama_like.KEYS | {
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors; without attention.scale, llama.cpp's default, not config.json's."""
-    found = llama_like.infer_biases(tensors, given)
-    if not given.get("attention_multiplier"):
-        head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
-        found["attention_multiplier"] = head_dim**-0.5
-    return found
+    """Without attention.scale, llama.cpp's default, not config.json's."""
+    if given.get("attention_multiplier"):
+        return {}
+    head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    return {"attention_multiplier": head_dim**-0.5}
 
 
 GRANITE = dataclasses.replace(
@@ -88,5 +87,5 @@ GRANITE = dataclasses.replace(
         partial(llama_like.decoder, architecture="granite"),
         settings,
     ),
-    gguf=GGUF(KEYS, permuted=True, infer=infer_from_gguf),
+    gguf=GGUF(KEYS, permuted=True, flags=llama_like.BIAS_FLAGS, infer=infer_from_gguf),
 )

@@ -223,6 +223,7 @@ GRANITE_HYBRID = Architecture(
             "mamba_expand": "ssm.inner_size",
         },
         permuted=True,
+        flags=llama_like.BIAS_FLAGS,
         infer=infer_from_gguf,
         name="granitehybrid",
         written=False,

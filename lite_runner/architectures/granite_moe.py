@@ -57,7 +57,10 @@ GRANITE_MOE = Architecture(
     NAMES,
     write,
     gguf=GGUF(
-        granite.KEYS | llama_like.LOCAL_EXPERT_KEYS, permuted=True, infer=granite.infer_from_gguf
+        granite.KEYS | llama_like.LOCAL_EXPERT_KEYS,
+        permuted=True,
+        flags=llama_like.BIAS_FLAGS,
+        infer=granite.infer_from_gguf,
     ),
     no_effect=experts.NO_EFFECT,
 )

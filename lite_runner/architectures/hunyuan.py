@@ -116,7 +116,7 @@ HUNYUAN = Architecture(
     read,
     NAMES,
     write,
-    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, name="hunyuan-dense"),
+    gguf=GGUF(llama_like.KEYS, flags=llama_like.BIAS_FLAG, name="hunyuan-dense"),
     no_effect={"eod_token_id": "of the tokenizer", "pretraining_tp": KERNEL},
 )
 HUNYUAN_MOE = dataclasses.replace(
@@ -127,7 +127,7 @@ HUNYUAN_MOE = dataclasses.replace(
     write=write_moe,
     gguf=GGUF(
         llama_like.KEYS | {"num_experts": "expert_count", "moe_topk": "expert_used_count"},
-        infer=llama_like.infer_bias,
+        flags=llama_like.BIAS_FLAG,
         name="hunyuan-moe",
     ),
     no_effect={**HUNYUAN.no_effect, **experts.NO_EFFECT, "use_mixed_mlp_moe": KERNEL},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -50,11 +50,6 @@ def write(model: Decoder) -> dict[str, Any]:
     return found | {"architectures": ["InternLM2ForCausalLM"]}
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by those of queries; q, k and v are apart."""
-    return {"bias": "blk.0.attn_q.bias" in tensors}
-
-
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
     """has_bias is of all four matrices of attention."""
     llama.translate(raw, defaults, result)
@@ -89,7 +84,7 @@ INTERNLM2 = Architecture(
         translated=llama.TRANSLATED,
         translate=llama.translate,
     ),
-    GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
+    GGUF(llama_like.KEYS, permuted=True, flags={"bias": "blk.0.attn_q.bias"}),
     no_effect={"pretraining_tp": KERNEL},
     stored_rows=row_order.by_head,
 )

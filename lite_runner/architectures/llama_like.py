@@ -61,6 +61,9 @@ LOCAL_EXPERT_KEYS = {
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
 }
+# GGUF.flags: attention has biases where queries have, the feed-forward network where `up` has.
+BIAS_FLAG = {"attention_bias": "blk.0.attn_q.bias"}
+BIAS_FLAGS = BIAS_FLAG | {"mlp_bias": "blk.0.ffn_up.bias"}
 # Of heads that are rotated in part; see infer_rotated_share.
 PARTIAL_KEYS = {
     "hidden_size": "embedding_length",
@@ -81,16 +84,6 @@ def layer_norm_keys(field: str) -> dict[str, str]:
     return kept | {field: "attention.layer_norm_epsilon"}
 
 
-def infer_bias(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases of attention by those of queries."""
-    return {"attention_bias": "blk.0.attn_q.bias" in tensors}
-
-
-def infer_biases(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of attention, and of the feed-forward network by those of up."""
-    return infer_bias(tensors, given) | {"mlp_bias": "blk.0.ffn_up.bias" in tensors}
-
-
 def read_biases(fields: Fields) -> dict[str, Any]:
     """As `decoder` takes them: attention_bias is of all four matrices."""
     bias = fields.flag("attention_bias", False)
@@ -102,7 +95,7 @@ def biases(model: Decoder) -> dict[str, Any]:
     return {"attention_bias": model.attention.out_bias, "mlp_bias": model.feed_forward.bias}
 
 
-def infer_rotated_share(given: Mapping[str, Any]) -> dict[str, Any]:
+def infer_rotated_share(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """partial_rotary_factor of GGUF metadata by PARTIAL_KEYS, which has a number of dimensions."""
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
     return {"partial_rotary_factor": (given.get("partial_rotary_factor") or head_dim) / head_dim}

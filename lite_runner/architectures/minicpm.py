@@ -40,7 +40,7 @@ def write(model: Decoder) -> dict[str, Any]:
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The multipliers as config.json has them; older files leave out those of MiniCPM-2B."""
     residual, logits = given["residual"], given["logits"]
-    return llama_like.infer_bias(tensors, given) | {
+    return {
         "scale_emb": given["scale_emb"] or 12.0,
         "scale_depth": residual * given["num_hidden_layers"] ** 0.5 if residual else 1.4,
         "dim_model_base": round(given["hidden_size"] / logits) if logits else 256,
@@ -61,6 +61,7 @@ MINICPM = Architecture(
             "logits": "logit_scale",
         },
         permuted=True,
+        flags=llama_like.BIAS_FLAG,
         infer=infer_from_gguf,
     ),
     no_effect={"pretraining_tp": KERNEL},

@@ -3,7 +3,6 @@ part of each head."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order
@@ -38,11 +37,6 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors; the rotated part of a head."""
-    return llama_like.infer_rotated_share(given) | llama_like.infer_biases(tensors, given)
-
-
 NEMOTRON = Architecture(
     "nemotron",
     read,
@@ -50,7 +44,8 @@ NEMOTRON = Architecture(
     write,
     gguf=GGUF(
         llama_like.layer_norm_keys("norm_eps") | llama_like.PARTIAL_KEYS,
-        infer=infer_from_gguf,
+        flags=llama_like.BIAS_FLAGS,
+        infer=llama_like.infer_rotated_share,
         rows=row_order.rotated_first(apart),
     ),
     norms_less_one=True,

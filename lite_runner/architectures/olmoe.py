@@ -3,7 +3,6 @@ experts."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, experts, llama_like, qwen3
@@ -51,16 +50,15 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp renormalizes never."""
-    return llama_like.infer_bias(tensors, given) | {"norm_topk_prob": False}
-
-
 OLMOE = Architecture(
     "olmoe",
     read,
     NAMES,
     write,
-    gguf=GGUF(llama_like.KEYS | llama_like.EXPERT_KEYS, infer=infer_from_gguf),
+    gguf=GGUF(
+        llama_like.KEYS | llama_like.EXPERT_KEYS,
+        flags=llama_like.BIAS_FLAG,
+        infer=lambda tensors, given: {"norm_topk_prob": False},  # as llama.cpp computes it
+    ),
     no_effect=experts.NO_EFFECT,
 )

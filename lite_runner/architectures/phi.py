@@ -3,7 +3,6 @@ that share a norm, and a head with a bias."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order, starcoder2
@@ -55,11 +54,6 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotated part of a head."""
-    return llama_like.infer_rotated_share(given)
-
-
 PHI = Architecture(
     "phi",
     read,
@@ -67,7 +61,7 @@ PHI = Architecture(
     write,
     gguf=GGUF(
         llama_like.layer_norm_keys("layer_norm_eps") | llama_like.PARTIAL_KEYS,
-        infer=infer_from_gguf,
+        infer=llama_like.infer_rotated_share,
         name="phi2",
         rows=row_order.rotated_first(apart),
     ),

@@ -4,7 +4,7 @@ MindFormers it is a Llama with them."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from lite_runner.architectures import GGUF, Architecture, MindFormers, experts, llama, llama_like
@@ -71,11 +71,6 @@ def write(model: Decoder) -> dict[str, Any]:
             "shared_expert_intermediate_size": model.sparse.experts.shared,
         }
     )
-
-
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp renormalizes never, and converts only models with experts in every layer."""
-    return {"qkv_bias": "blk.0.attn_q.bias" in tensors, "norm_topk_prob": False}
 
 
 _SHARED = "shared_expert_intermediate_size"
@@ -165,7 +160,9 @@ QWEN2_MOE = Architecture(
             "moe_intermediate_size": "expert_feed_forward_length",
             "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         },
-        infer=infer_from_gguf,
+        flags={"qkv_bias": "blk.0.attn_q.bias"},
+        # llama.cpp renormalizes never, and converts only models with experts in every layer.
+        infer=lambda tensors, given: {"norm_topk_prob": False},
         name="qwen2moe",
     ),
     no_effect=experts.NO_EFFECT,

@@ -77,7 +77,7 @@ QWEN3 = dataclasses.replace(
     mindformers=llama.mindformers(
         Qwen3Settings, "Qwen3ForCausalLM", "qwen3_0.6b", decoder, **MINDFORMERS
     ),
-    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, also=("qwen3vl",)),
+    gguf=GGUF(llama_like.KEYS, flags=llama_like.BIAS_FLAG, also=("qwen3vl",)),
 )
 # Models that read images, of which the text model is read.
 QWEN3_VL = Architecture("qwen3_vl", read, text_of="qwen3")

@@ -63,7 +63,6 @@ def write(model: Decoder) -> dict[str, Any]:
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp renormalizes always, and converts only models with experts in every layer."""
     return {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "norm_topk_prob": True,
         # The dense width, which no layer has, may be left out.
         "intermediate_size": given["moe_intermediate_size"],
@@ -87,6 +86,7 @@ QWEN3_MOE = dataclasses.replace(
         llama_like.KEYS
         | llama_like.EXPERT_KEYS
         | {"moe_intermediate_size": "expert_feed_forward_length"},
+        flags=llama_like.BIAS_FLAG,
         infer=infer_from_gguf,
         name="qwen3moe",
         also=("qwen3vlmoe",),

@@ -221,7 +221,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     attends = [f"blk.{layer}.attn_q.weight" in tensors for layer in layers]
     # Files of a Qwen3.5 have no width of dense layers, since all have experts.
     width = given["intermediate_size"] or given.get("moe_intermediate_size")
-    return llama_like.infer_rotated_share(given) | {
+    return llama_like.infer_rotated_share(tensors, given) | {
         "intermediate_size": width,
         "layer_types": [llama.FULL if one else LINEAR for one in attends],
         "attention_bias": any(f"blk.{layer}.attn_q.bias" in tensors for layer in layers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, llama_like
@@ -30,16 +29,12 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    out = "blk.0.attn_output.bias" in tensors
-    return llama_like.infer_biases(tensors, given) | {"attention_out_bias": out}
-
-
+_FLAGS = llama_like.BIAS_FLAGS | {"attention_out_bias": "blk.0.attn_output.bias"}
 SEED_OSS = Architecture(
     "seed_oss",
     read,
     {**llama_like.NAMES, **llama_like.POST_ATTENTION_NORM},
     write,
-    gguf=GGUF(llama_like.KEYS, infer=infer_from_gguf),
+    gguf=GGUF(llama_like.KEYS, flags=_FLAGS),
     no_effect={"pretraining_tp": KERNEL, "residual_dropout": TRAINING},
 )

@@ -77,5 +77,5 @@ SMOLLM3 = dataclasses.replace(
         partial(llama_like.decoder, architecture="smollm3"),
         settings,
     ),
-    gguf=GGUF(llama_like.KEYS, permuted=True, infer=llama_like.infer_biases),
+    gguf=GGUF(llama_like.KEYS, permuted=True, flags=llama_like.BIAS_FLAGS),
 )

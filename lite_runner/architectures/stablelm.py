@@ -48,12 +48,10 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases and norms by their tensors, as in llama.cpp; the rotated part of a head."""
-    return llama_like.infer_rotated_share(given) | {
-        "use_qkv_bias": "blk.0.attn_q.bias" in tensors,
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
-        "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
-    }
+    """The layout of blocks by their norms, as in llama.cpp; the rotated part of a head."""
+    parallel = "blk.0.ffn_norm.weight" not in tensors
+    found = llama_like.infer_rotated_share(tensors, given)
+    return found | {"use_parallel_residual": parallel}
 
 
 STABLELM = Architecture(
@@ -65,6 +63,7 @@ STABLELM = Architecture(
         llama_like.layer_norm_keys("layer_norm_eps")
         | llama_like.PARTIAL_KEYS
         | {"use_parallel_residual": "use_parallel_residual"},
+        flags={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
         infer=infer_from_gguf,
         rows=row_order.rotated_first(apart),
     ),

@@ -4,7 +4,7 @@ positions, grouped heads and a sliding window."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from lite_runner.architectures import (
@@ -178,10 +178,6 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     return decoder(**sizes_of_settings(given))
 
 
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"use_bias": "blk.0.attn_q.bias" in tensors}
-
-
 STARCODER2 = Architecture(
     "starcoder2",
     read,
@@ -202,7 +198,7 @@ STARCODER2 = Architecture(
             "norm_epsilon": "attention.layer_norm_epsilon",
             "sliding_window": "attention.sliding_window",
         },
-        infer=infer_from_gguf,
+        flags={"use_bias": "blk.0.attn_q.bias"},
     ),
     no_effect={
         "embedding_dropout": TRAINING,

@@ -165,7 +165,7 @@ def _as_hugging_face(file: GGUFFile, gguf: GGUF, value: Callable[..., Any]) -> d
         "rope_scaling": longrope(file, value) or scaling_of_metadata(value),
     }
     given = raw | {name: value(key) for name, key in gguf.keys.items()}
-    return given | gguf.infer(file.tensors, given)
+    return given | gguf.inferred(file.tensors, given)
 
 
 def _layers(value: Callable[..., Any]) -> Any:
