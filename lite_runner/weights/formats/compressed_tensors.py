@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,13 @@ from lite_runner.errors import ConfigError
 from lite_runner.weights import CHUNK, LazyTensor, cast
 from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.hugging_face import to_hugging_face
-from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, Entry, write_entries
+from lite_runner.weights.formats.safetensors_file import (
+    ITEM_BYTES,
+    Entry,
+    counted,
+    read_once,
+    write_entries,
+)
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     check_columns,
@@ -96,11 +102,10 @@ def write_folder(
                 f"{layer}{end}": one
                 for end, one in _tensors(tensor.shape[0], tensor.shape[1], scheme).items()
             }
-            *before, last = read_once(layout, partial(_arrays, read, layer))
+            stored = read_once(layout, partial(_arrays, read, layer))
         else:
-            before, last = [], of_16_bits(name, tensor)
-        done = partial(told, last.chunks, partial(advance, held[name]))
-        entries += [*before, replace(last, chunks=done)]
+            stored = iter([of_16_bits(name, tensor)])
+        entries += counted(stored, partial(advance, held[name]))
     write_entries(folder / "model.safetensors", entries, {"format": "pt"})
     every = _linear_layers(model, Quantization(quantization.quant, quantization.group))
     left = sorted(name.removesuffix(".weight") for name in every.keys() - layers.keys())
@@ -182,33 +187,9 @@ def _tensors(rows: int, columns: int, scheme: Scheme) -> dict[str, tuple[str, tu
     }
 
 
-def read_once(
-    layout: Mapping[str, tuple[str, tuple[int, ...]]],
-    arrays: Callable[[], Iterable[tuple[str, NDArray[Any]]]],
-) -> Iterator[Entry]:
-    """The tensors of a layer, whose `arrays` by name are computed once, for the first of them."""
-    unwritten: dict[str, NDArray[Any]] = {}
-
-    def chunks(name: str) -> Iterator[NDArray[Any]]:
-        if not unwritten:
-            unwritten.update(arrays())
-        yield unwritten.pop(name)
-
-    for name, (dtype, shape) in layout.items():
-        yield Entry(name, dtype, shape, partial(chunks, name))
-
-
 def _arrays(read: Callable[[], QuantizedTensor], layer: str) -> Iterator[tuple[str, NDArray[Any]]]:
     matrix = read()
     values = matrix.values.view(np.uint8)
     yield f"{layer}weight_shape", np.array(matrix.shape, np.int64)
     yield f"{layer}weight_packed", values if matrix.bits == 4 else values ^ np.uint8(0x80)
     yield f"{layer}weight_scale", matrix.scales
-
-
-def told(
-    chunks: Callable[[], Iterable[NDArray[Any]]], done: Callable[[], None]
-) -> Iterator[NDArray[Any]]:
-    """Yield the chunks, then call `done`."""
-    yield from chunks()
-    done()

@@ -7,7 +7,6 @@ both around zero; the embedding, the head and norms keep 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import bytes_of, write_ckpt_entries
-from lite_runner.weights.formats.compressed_tensors import (
-    linear_layers,
-    of_16_bits,
-    read_once,
-    rounded,
-    told,
-)
+from lite_runner.weights.formats.compressed_tensors import linear_layers, of_16_bits, rounded
 from lite_runner.weights.formats.mindformers import stored_name, to_mindformers
-from lite_runner.weights.formats.safetensors_file import Entry
+from lite_runner.weights.formats.safetensors_file import Entry, counted, read_once
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns, unpacked
 
 FORMAT = "mindformers"
@@ -90,14 +83,13 @@ def write_folder(
             read = own.read if own else partial(rounded, name, tensor, scheme)
             cell = name.removesuffix("weight")
             layout = {f"{cell}{end}": each for end, each in _layout(one, quantization).items()}
-            *before, last = read_once(layout, partial(_arrays, read, cell, quantization))
+            stored = read_once(layout, partial(_arrays, read, cell, quantization))
         else:
             cell, _, part = name.rpartition(".")
             if part == "bias" and f"{cell}.weight" in layers:
                 name = f"{cell}._layer.bias"
-            before, last = [], of_16_bits(name, tensor)
-        done = partial(told, last.chunks, partial(advance, 1))
-        entries += [*before, replace(last, chunks=done)]
+            stored = iter([of_16_bits(name, tensor)])
+        entries += counted(stored, partial(advance, 1))
     write_ckpt_entries(folder / FILE, entries)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,34 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
     chunks: Callable[[], Iterable[NDArray[Any]]]
+
+
+def read_once(
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    arrays: Callable[[], Iterable[tuple[str, NDArray[Any]]]],
+) -> Iterator[Entry]:
+    """The tensors that a matrix or layer is stored as, by type and shape. Their `arrays` are
+    computed once, for the first of them."""
+    unwritten: dict[str, NDArray[Any]] = {}
+
+    def chunks(name: str) -> Iterator[NDArray[Any]]:
+        if not unwritten:
+            unwritten.update(arrays())
+        yield unwritten.pop(name)
+
+    for name, (dtype, shape) in layout.items():
+        yield Entry(name, dtype, shape, partial(chunks, name))
+
+
+def counted(entries: Iterable[Entry], done: Callable[[], None]) -> list[Entry]:
+    """The entries of a matrix or layer; `done` is called once the last of them is written."""
+    *before, last = entries
+
+    def chunks() -> Iterator[NDArray[Any]]:
+        yield from last.chunks()
+        done()
+
+    return [*before, replace(last, chunks=chunks)]
 
 
 def looks_like_safetensors(path: Path) -> bool:

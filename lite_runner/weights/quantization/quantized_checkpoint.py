@@ -31,6 +31,8 @@ from lite_runner.weights import LazyIntegers, LazyTensor, watched
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,
+    counted,
+    read_once,
     stored_tensors,
     view_tensor,
     write_entries,
@@ -239,11 +241,11 @@ def write_quantized(
     """
     matrices = schemes_of(tensors)
     table = sorted(parameters(config), key=lambda one: one.name in matrices)
-    entries = [
-        entry
-        for one in table
-        for entry in _entries(one, tensors[one.name], matrices.get(one.name), advance)
-    ]
+    entries: list[Entry] = []
+    for one in table:
+        layout = _layout(one, matrices.get(one.name))
+        arrays = partial(_arrays, one.name, tensors[one.name])
+        entries += counted(read_once(layout, arrays), partial(advance, 1))
     write_entries(folder / WEIGHTS, entries, {"format": "ms", "quant": quantization.quant})
     beside = sorted(one.name for one in folder.iterdir() if one.is_file() and one.name != WEIGHTS)
     kept = quantization.kept
@@ -275,26 +277,13 @@ def weights_bytes(config: Decoder, matrices: Mapping[str, Scheme]) -> int:
     return total
 
 
-def _entries(
-    parameter: Parameter, tensor: LazyTensor, scheme: Scheme | None, advance: Callable[[int], None]
-) -> Iterator[Entry]:
-    """The tensor of a parameter; the two or three of a matrix, which is read once, for the first
-    of them."""
-    unwritten: dict[str, NDArray[Any]] = {}
-
-    def chunks(name: str) -> Iterator[NDArray[Any]]:
-        if tensor.integers is None:
-            yield tensor.float32()
-        else:
-            if not unwritten:
-                matrix = tensor.integers.read()
-                unwritten[f"{parameter.name}.scales"] = matrix.scales
-                unwritten[parameter.name] = matrix.values
-                if matrix.minimums is not None:
-                    unwritten[f"{parameter.name}.minimums"] = matrix.minimums
-            yield unwritten.pop(name)
-        if name == parameter.name:
-            advance(1)
-
-    for name, (dtype, shape) in _layout(parameter, scheme).items():
-        yield Entry(name, dtype, shape, partial(chunks, name))
+def _arrays(name: str, tensor: LazyTensor) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The arrays of `_layout`, of a parameter or a quantized matrix."""
+    if tensor.integers is None:
+        yield name, tensor.float32()
+        return
+    matrix = tensor.integers.read()
+    yield f"{name}.scales", matrix.scales
+    if matrix.minimums is not None:
+        yield f"{name}.minimums", matrix.minimums
+    yield name, matrix.values
