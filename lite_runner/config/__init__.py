@@ -185,8 +185,8 @@ def is_name(name: Any) -> bool:
 
 
 def _misfit(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> None:
-    choices = [str(choice) for choice in get_args(annotation)] if _is_choice(annotation) else []
-    near = nearest(str(value), choices)
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    near = nearest(str(value), list(map(str, choices)))
     if value == "None" and types.NoneType in get_args(annotation):
         near = "null"
     tail = did_you_mean(near)
@@ -196,10 +196,6 @@ def _misfit(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Non
 
 def _is_section(annotation: Any) -> bool:
     return hasattr(annotation, "__dataclass_fields__")
-
-
-def _is_choice(annotation: Any) -> bool:
-    return get_origin(annotation) is Literal
 
 
 def describe(annotation: Any) -> str:

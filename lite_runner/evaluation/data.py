@@ -99,7 +99,7 @@ def data_set(folder: Path, names: Sequence[str], *, only: bool) -> DataSet:
     except OSError as error:
         raise ConfigError(f"eval.data: {folder}: {error.strerror}") from None
     wanted = [_plain(name) for name in names]
-    named = [one for one in entries if _is_data(one)]
+    named = [one for one in entries if one.is_dir() or one.name.endswith(KINDS)]
     for match in (str.__eq__, str.startswith):
         for name in wanted:
             for entry in named:
@@ -217,10 +217,6 @@ def _files(path: Path, depth: int = DEPTH) -> Iterator[Path]:
             if seen > MOST_FILES:
                 raise ConfigError(f"{path}: more than {MOST_FILES:,} files")
             yield found
-
-
-def _is_data(path: Path) -> bool:
-    return path.is_dir() or path.name.endswith(KINDS)
 
 
 def _plain(name: str) -> str:

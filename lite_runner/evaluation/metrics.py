@@ -332,13 +332,10 @@ def _figure(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> MetricR
     if name in PERPLEXITIES:
         means = _resampled(values) if several else values
         error = float(np.exp(-means).std(ddof=1)) if several else None
-        return MetricResult(metric=name, value=_exp(-float(values.mean())), stderr=error)
+        perplexity = math.exp(min(-float(values.mean()), 700.0))  # beyond it no float64 is
+        return MetricResult(metric=name, value=perplexity, stderr=error)
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if several else None
     return MetricResult(metric=name, value=float(values.mean()), stderr=error)
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
 
 
 def _resampled(

@@ -203,11 +203,13 @@ def _pair(
     # Registered inputs may belong to any model.
     own, ours = inputs_style(model), (COMMON, LLAMA)
     # MindFormers 1.0.2 exports llama with the inputs of all its other models.
-    named = has_names_of(architecture_of(model), prefill.parameters)
+    weight = _feed_forward(architecture_of(model))
+    named = any(one.name.endswith(weight) for one in prefill.parameters)
     common = COMMON in found and named
     if own not in found and not common and all(style in ours for style in found):
+        names = ", ".join(spec.name for spec in prefill.inputs)
         raise ArtifactError(
-            f"{prefill.path}: its inputs ({_names(prefill)}) are not those of {model_name}, which "
+            f"{prefill.path}: its inputs ({names}) are not those of {model_name}, which "
             f"is a {model.architecture}: ({', '.join(own.names)})",
             "name the model that was exported: model= or --config",
         )
@@ -336,10 +338,6 @@ def _no_layout(
     )
 
 
-def _names(graph: GraphInfo) -> str:
-    return ", ".join(spec.name for spec in graph.inputs)
-
-
 def _texts(specs: Sequence[TensorSpec]) -> str:
     more = f", ... ({len(specs)} in all)" if len(specs) > 9 else ""
     return f"({', '.join(map(_text, specs[:9]))}{more})"
@@ -431,11 +429,6 @@ def sizes_of(
 
 
 _NAME_IT = "name the exported model, e.g. model_name=bloom_560m"
-
-
-def has_names_of(architecture: Architecture, parameters: Iterable[TensorSpec]) -> bool:
-    """True if a feed-forward weight has the architecture's name."""
-    return any(one.name.endswith(_feed_forward(architecture)) for one in parameters)
 
 
 def has_cache(parameters: Iterable[TensorSpec]) -> bool:
