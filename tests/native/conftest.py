@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ class Operators:
         return x, found
 
 
+@cache
 def _plain_head(hidden: int) -> Block:
     """One that nobody wants logits of."""
     norm = NormValues(np.ones(hidden, np.float32), None, 1.0)

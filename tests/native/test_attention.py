@@ -154,7 +154,9 @@ class Layer:
                 room = abs(exact) * (2.0**-11 if self.cache == "fp16" else 0)
             assert (abs(wide - exact) <= room * 1.001 + 5 * close(self.weights)).all()
             found.append(wide.repeat(self.group, 1))
-        scores = np.einsum("qhd,khd->hqk", query, found[0]) / np.sqrt(self.dim)
+        # [heads, tokens, dim], for products of BLAS: einsum takes ten times as long.
+        query, keys, mine = (one.swapaxes(0, 1) for one in (query, *found))
+        scores = query @ keys.swapaxes(1, 2) / np.sqrt(self.dim)
         if self.slopes is not None:
             distance = positions - positions[:, None]
             scores = scores + self.slopes[:, None, None] * distance
@@ -164,7 +166,7 @@ class Layer:
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", weights, found[1]).reshape(count, -1)
+        mixed = (weights @ mine).swapaxes(0, 1).reshape(count, -1)
         out = mixed @ values(self.outward).T
         out = out if self.out_biases is None else out + self.out_biases
         return out + self.x[slot, :count]

@@ -159,6 +159,7 @@ def test_commands_of_mindformers(tmp_path: Path, interpreter: str) -> None:
     assert config["parallel"]["log_dir"] == "output/msrun_log"
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_a_script_imports_our_mindformers(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, sys\nfrom mindformers import AutoModel\n"
@@ -174,6 +175,7 @@ def test_a_script_imports_our_mindformers(tmp_path: Path) -> None:
         assert line.format(rank) in (tmp_path / f"logs/worker_{rank}.log").read_text()
 
 
+@pytest.mark.usefixtures("light_msrun")
 def test_generate_custom_on_a_rank_table(tmp_path: Path) -> None:
     """The document's command: each rank loads its part, and all have the whole text."""
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
