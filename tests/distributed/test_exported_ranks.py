@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from lite_runner.app import main
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.mindir.writer import ASCEND_GROUP, name_group
+from tests.forks import forks
+from tests.light_msrun import light_package
 from tests.paths import ROOT
 from tests.refusals import refused
 
-Job = subprocess.Popen[str]
 MODEL = ("model=tiny_llama", "model.model_config.num_layers=1")
 JOB = (*MODEL, "max_new_tokens=6", "eos_token_id=[]", "context.device_target=CPU")
 PROMPTS = ("predict_data=[I love Beijing,what color]",)
@@ -44,34 +46,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory, lite_python: Path) -> Path:
     offline = (*JOB, *PROMPTS, "backend=mslite")
     exported = (*offline, "parallel=tp2", "infer.model_dir=x", "output_dir=tp2")
     copies = ("parallel=dp2", "engine=lite-worker", "load_checkpoint=cut")
-    # Two are ranks of a loop over a rank table, which take less than msrun and its scheduler.
-    for words in (export, exported):
-        ranks = [start(folder, *words, table=table, rank=rank) for rank in range(2)]
-        for rank in ranks:
-            finish(rank)
-    finish(start(folder, *offline, *copies, "output_dir=dp2"))
-    return folder
+    cache = {"LITE_RUNNER_CACHE": str(folder / "cache")}
 
-
-def start(folder: Path, *words: str, table: Path | None = None, rank: int = 0) -> Job:
-    """A run, or the `rank` of one that a rank table describes."""
-    environ = {"LITE_RUNNER_CACHE": str(folder / "cache")}
-    if table is not None:
-        environ |= {"RANK_TABLE_FILE": str(table), "RANK_SIZE": "2"}
+    def run_rank(rank: int) -> None:
+        environ = {"RANK_TABLE_FILE": str(table), "RANK_SIZE": "2"}
         environ |= {"RANK_ID": str(rank), "DEVICE_ID": str(rank)}
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run_lite.py"), *words],
+        with forks(tmp_path_factory.mktemp("streams")) as started:
+            for words in (export, exported):
+                done = started.run(*words, cwd=folder, **cache, **environ)
+                assert done.returncode == 0, done.stderr
+
+    # Two are ranks of a loop over a rank table, which take less than msrun and its scheduler.
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run_rank, range(2)))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_lite.py"), *offline, *copies, "output_dir=dp2"],
         cwd=folder,
-        env={**os.environ, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env={**os.environ, **cache, "PYTHONPATH": light_package(tmp_path_factory.mktemp("light"))},
+        capture_output=True,
         encoding="utf-8",
     )
-
-
-def finish(job: Job) -> None:
-    _, err = job.communicate()
-    assert job.returncode == 0, err
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Operators:
         return x, found
 
 
-@cache
+@functools.cache
 def _plain_head(hidden: int) -> Block:
     """One that nobody wants logits of."""
     norm = NormValues(np.ones(hidden, np.float32), None, 1.0)
