@@ -1,4 +1,4 @@
-"""How fast this machine's threads read memory together: what a decoder of one row cannot pass.
+"""Memory bandwidth of this machine's threads together: the limit of a decoder of one row.
 
 Dot products of large arrays with themselves; NumPy's are the fastest reader that it has.
 """

@@ -78,13 +78,13 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def memory_gb_s(threads: int) -> float:
-    """What this machine reads of its memory, as benchmarks/bandwidth.py measures it."""
+    """Memory bandwidth of this machine, as benchmarks/bandwidth.py measures it."""
     command = [sys.executable, str(HERE / "bandwidth.py"), "--threads", str(threads)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def agreement(ours: list[list[int]], peer: list[list[int]]) -> str:
-    """Whether two sets of generated ids are equal, and if not, where they part."""
+    """A line on two sets of generated ids: equal, or the first difference."""
     for row, (a, b) in enumerate(zip(ours, peer, strict=True)):
         if a != b:
             pairs = zip(a, b, strict=False)

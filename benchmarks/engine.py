@@ -1,4 +1,4 @@
-"""How the benchmarks of our own engine load it."""
+"""Loading our own engine, for the benchmarks of it."""
 
 from __future__ import annotations
 

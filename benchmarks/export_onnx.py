@@ -66,7 +66,7 @@ def constants(model: Decoder, shape: Shape, start: int) -> dict[str, NDArray[Any
 
 
 def checks(files: ModelFiles, prompt_tokens: int) -> dict[str, NDArray[Any]]:
-    """What the online backend says of a prompt and of a token after it, in one slot."""
+    """Logits of the online backend for a prompt and a token after it, in one slot."""
     weights = ReadAhead(files.tensors())
     try:
         options = MindSporeOptions(slots=1, length=prompt_tokens + 1)

@@ -1,4 +1,4 @@
-"""How long others wait while clients send a server the largest bodies it can.
+"""Waiting times of others while clients send a server the largest bodies they can.
 
     .venv/bin/python benchmarks/gaps.py [--clients 8] [overrides, e.g. model=smollm2_135m]
 

@@ -1,4 +1,4 @@
-"""What the engines' processes share: their arguments, and their one line of JSON.
+"""Shared by the engines' processes: their arguments, and their one line of JSON.
 
 Standard library only, so that every engine's environment can import it.
 """
@@ -84,7 +84,7 @@ def engine_parser(doc: str) -> argparse.ArgumentParser:
 
 
 def requantized(gguf: Path, made: Path, kind: str) -> Path:
-    """Where llama.cpp's process keeps the model of `gguf` in another type."""
+    """The path of the model of `gguf` in another type, made for llama.cpp."""
     key = hashlib.sha256(str(gguf.resolve()).encode()).hexdigest()[:8]
     return made / f"{gguf.stem}-{key}-{kind}.gguf"
 

@@ -34,7 +34,7 @@ NAMED = ("export.layout", "quant", "kv_cache", "model")  # settings that an engi
 
 
 def loaded(config: GenerateOptions, files: ModelFiles, job: Job) -> Path:
-    """What the backend reads: the checkpoint, or what is made of it in the cache."""
+    """The files that the backend reads: the checkpoint, or the packed ones in the cache."""
     assert files.path is not None
     if config.backend == "mslite":
         from lite_runner.backends.lite.export.opening import folder_of_run  # not for other runs

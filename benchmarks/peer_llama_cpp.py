@@ -60,7 +60,7 @@ def requantize(source: Path, target: Path, kind: str) -> None:
 
 
 def check_same_values(source: Path, float32: Path) -> None:
-    """That `float32` holds the numbers of `source`, as the gguf package reads them, bit for bit."""
+    """Check that `float32` holds the bits of `source` as the gguf package reads them."""
     from gguf import GGUFReader, dequantize  # here, because the measured process has no use for it
 
     got = {tensor.name: tensor for tensor in GGUFReader(float32).tensors}

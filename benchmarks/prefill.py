@@ -1,4 +1,4 @@
-"""What prefill reaches: the share of the machine's peak, and what attention takes of the time.
+"""Speed of prefill: its share of the machine's peak, and the share of attention in the time.
 
     .venv/bin/python benchmarks/prefill.py [options] [overrides, e.g. model=FOLDER]
 

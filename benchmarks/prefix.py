@@ -1,4 +1,4 @@
-"""What prompts that begin alike cost with the prefix cache and without.
+"""Prefill of prompts that begin alike, with the prefix cache and without.
 
     .venv/bin/python benchmarks/prefix.py [options] [overrides, e.g. quant=a16w8]
 

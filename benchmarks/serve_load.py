@@ -20,7 +20,7 @@ SHARES = (50, 95, 99)  # percentiles
 
 @dataclass(frozen=True)
 class Workload:
-    """What requests are like."""
+    """Sizes and kinds of requests."""
 
     prompt: int  # letters
     new: int  # tokens
@@ -53,7 +53,7 @@ class Figures:
 
 @dataclass
 class Answers:
-    """What was measured at one rate."""
+    """Measurements at one rate."""
 
     tokens: int = 0
     failed: int = 0
@@ -102,7 +102,7 @@ async def load(url: str, case: Case, work: Workload) -> Answers:
 
 
 def _model(names: Sequence[str], adapters: int, number: int) -> dict[str, Any]:
-    """How a request names its model: an adapter by its name, or as llama.cpp's server has it."""
+    """A request's fields for its model: an adapter by its name, or as llama.cpp's server has it."""
     if not adapters:
         return {"model": names[0]}
     if len(names) > 1:

@@ -1,4 +1,4 @@
-"""How long others wait for their next token while a long prompt is read.
+"""Waiting times for the next token while a long prompt of another request is read.
 
     .venv/bin/python benchmarks/stall.py [options] [overrides, e.g. quant=a16w8]
 

@@ -1,4 +1,4 @@
-"""What choosing the tokens costs, without a model: the logits are there at once.
+"""Time of choosing the tokens, without a model: the logits are there at once.
 
     .venv/bin/python benchmarks/token_loop.py
 

@@ -264,7 +264,7 @@ class Chaos:
         return library
 
     async def _learn(self, http: httpx2.AsyncClient) -> None:
-        """What every request gets alone, with either adapter."""
+        """Answers that every request gets alone, with either adapter."""
         for adapter in ADAPTERS:
             await http.post(f"{self._url}/v1/unload_lora_adapter", json={"lora_name": SWAPPED})
             await self._load(http, adapter)

@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a damaged file did."""
+    """Outcome of reading a damaged file."""
 
     case: Case
     index: int

@@ -17,7 +17,7 @@ CHAT = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
 
 
 def planned(*words: str) -> Plan:
-    """What a command line comes to before a weight is read."""
+    """The plan of a command line, before a weight is read."""
     config, _ = resolve(parse(words, heads()))
     return run_mode(config.run_mode).plan(config)
 

@@ -105,7 +105,7 @@ def number_near(value: float, random: Random) -> Any:
 
 
 def hostile(old: Any, random: Random) -> Any:
-    """What may stand in the place of `old`."""
+    """Values to put in the place of `old`."""
     kind = random.randrange(6)
     if kind == 0 and isinstance(old, int | float):
         return number_near(old, random)

@@ -288,7 +288,7 @@ def trace(processes: Sequence[Process]) -> str:
 
 
 def _starts(processes: Sequence[Process]) -> list[float]:
-    """When each process began, in seconds after the first of them.
+    """Start of each process, in seconds after the first of them.
 
     Processes of a machine have one clock. That of another is compared where all ranks left their
     last collective.

@@ -83,7 +83,7 @@ def ours(template: str, values: dict[str, Any]) -> str | None:
 
 
 def told(template: str) -> tuple[str, bool]:
-    """What a line tells of a template, and whether its call is read."""
+    """The line about a template, and True if its call is read."""
     tokenizer = byte_tokenizer().with_special(chat_template=template)
     form, marks = told_format(tokenizer), thinking_marks(template)
     off, call = "-", "no tools"
@@ -99,7 +99,7 @@ def told(template: str) -> tuple[str, bool]:
 
 
 def reads_its_call(template: str, form: CallFormat) -> bool | None:
-    """Whether the parser reads the call that the template writes; None: it writes none."""
+    """True if the parser reads the call that the template writes; None: it writes none."""
     name = MADE["name"]
     calls = [{**CALLS[0], "id": form.new_id(name, 0)}]
     values = {"tools": TOOLS, "add_generation_prompt": False, **SPECIAL}

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def source_of(path: Path) -> Path:
-    """What to read: a folder for its weights, and for a shard, or a missing file, in it."""
+    """The source to read: a folder for its weights, and for a shard, or a missing file, in it."""
     is_shard = re.search(r"-\d{5}-of-\d{5}\.\w+$", path.name) is not None
     if is_shard or (not path.exists() and path.suffix and path.parent.is_dir()):
         return path.parent

@@ -81,7 +81,7 @@ def on_post_build(config: Any) -> None:
 
 
 def version() -> str:
-    """That of the package."""
+    """Version of the package."""
     text = (ROOT / "lite_runner/__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.*)"', text, re.MULTILINE)
     assert found is not None

@@ -108,7 +108,7 @@ def own_ip() -> str:
 
 
 def ip_by_tool(device_id: int) -> str:
-    """What hccn_tool says of a device; "" where it is missing or has no answer."""
+    """A device's address by hccn_tool; "" if the tool is missing or has no answer."""
     try:
         done = subprocess.run(
             ["hccn_tool", "-i", str(device_id), "-ip", "-g"],

@@ -65,7 +65,7 @@ def executed(arguments: Sequence[str], cwd: Path) -> tuple[list[str], list[str]]
 
 
 def _inside(files: Sequence[str]) -> list[str]:
-    """Those of the package."""
+    """The files that are in the package."""
     return [str(Path(one).relative_to(PACKAGE)) for one in files if one.startswith(f"{PACKAGE}/")]
 
 
@@ -212,7 +212,7 @@ def tests() -> int:
 
 
 def items(root: Path) -> str:
-    """How many tests pytest collects in a folder, or how it failed."""
+    """Number of tests that pytest collects in a folder, or its failure."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     told = done.stdout.strip().rpartition("\n")[2]

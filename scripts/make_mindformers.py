@@ -174,7 +174,7 @@ def make_lora(family: str, folder: Path) -> Any:
 
 
 def make_training(folder: Path) -> None:
-    """What a llama leaves after two epochs of two steps, all of it or an adapter: the checkpoint
+    """Results of two epochs of two steps of a llama, all of it or an adapter: the checkpoint
     with the optimizer's state, the losses, and the loss of the first batch after them."""
     family = "llama"
     ids = np.random.default_rng(1).integers(3, SIZES["vocab_size"], (4, SEQ_LENGTH + 1))
@@ -212,7 +212,7 @@ def make_training(folder: Path) -> None:
 
 
 def make_mindir(family: str, folder: Path) -> None:
-    """What tools/export.py writes: prefill and increment with a cache, and a graph without one.
+    """Exports of tools/export.py: prefill and increment with a cache, and a graph without one.
 
     Its main() chooses an Ascend device; what it then calls is called here.
     """

@@ -109,8 +109,8 @@ def mutants_of(path: Path, source: str) -> Iterator[Mutant]:
 
 
 def _nodes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
-    """What may be changed, with the name of the function around it: neither types, decorators,
-    imports for them, nor texts."""
+    """Nodes that may be changed, with the name of the function around them: neither types,
+    decorators, imports for them, nor texts."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params"):
             continue
@@ -154,7 +154,7 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST | None]:
 
 
 def _text(node: ast.BinOp) -> bool:
-    """Whether it puts texts together, where another operator only raises TypeError."""
+    """True if it puts texts together, where another operator only raises TypeError."""
     return any(
         isinstance(one, ast.Constant | ast.JoinedStr) for one in (node.left, node.right)
     ) and ("'" in ast.unparse(node))
@@ -247,7 +247,7 @@ def reaching(chosen: list[Mutant], tests: str, folder: Path) -> list[list[str]]:
 
 
 def run(arguments: list[str], folder: Path, timeout: float | None) -> str:
-    """How the tests end in the copy: "passed", "failed" or "hung". The log lies beside it, since
+    """Outcome of the tests in the copy: "passed", "failed" or "hung". The log lies beside it, since
     tests may not write into it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     # PYTHONPATH, so that what the tests start has the copy too; no bytecode: an older one of the
@@ -306,7 +306,7 @@ def main() -> int:
 
 
 def _outcomes(chosen: list[Mutant], mapped: str, folder: Path) -> list[tuple[Mutant, str]]:
-    """What the tests say of each; `mapped`: those to be run once before, "" for none."""
+    """Outcome of the tests for each mutant; `mapped`: tests to be run once before, "" for none."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     names = [*tracked.stdout.decode().split("\0")[:-1], LIBRARY]
     for name in (name for name in names if (ROOT / name).is_file()):

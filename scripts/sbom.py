@@ -85,7 +85,7 @@ def of_environment(system: bool) -> dict[str, Any]:
 
 
 def licence(fields: Any) -> list[dict[str, Any]]:
-    """What a package's metadata says of its licence: an SPDX expression, or a name."""
+    """The licence in a package's metadata: an SPDX expression, or a name."""
     if expression := fields.get("License-Expression"):
         return [{"expression": expression}]
     names = [line for line in (fields.get("License") or "").splitlines() if line.strip()][:1]

@@ -1,4 +1,4 @@
-"""What errors and pages tell a user to type: keys, flags, make targets, files, extras of pip.
+"""Advice in errors and pages: keys, flags, make targets, files, extras of pip to type.
 
 Of the package the advice is read from its source: the hint of every error, with the constants and
 the functions of the module that it is made of.

@@ -1,4 +1,4 @@
-"""Which keys each run mode takes, and what it says of the others.
+"""Keys that each run mode takes, and its errors for the others.
 
 `python -m tests.frozen_keys` writes what is missing of tests/fixtures/frozen/keys/; `--overwrite`
 makes it anew, which is for a change that users are told of. tests/config/test_frozen_keys.py

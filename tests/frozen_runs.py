@@ -1,4 +1,4 @@
-"""What each run mode prints with dry_run=true, the keys of its result.json, and exit codes.
+"""Texts of dry_run=true, keys of result.json, and exit codes of each run mode.
 
 `python -m tests.frozen_runs` adds to tests/fixtures/frozen/keys/runs.json, of what runs.yaml lists,
 what is missing of it; `--overwrite` makes it anew, which is for a change that users are told of.

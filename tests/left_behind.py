@@ -1,4 +1,4 @@
-"""Whether the tests leave the checkout as it was."""
+"""Check that the tests leave the checkout as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things lie."""
+"""Paths of folders and files for tests."""
 
 from __future__ import annotations
 

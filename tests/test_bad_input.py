@@ -1,4 +1,4 @@
-"""What a user may get wrong about files and the machine, from the command line: exit codes 3 and 4.
+"""Mistakes about files and the machine, from the command line: exit codes 3 and 4.
 
 Every message says what and where and what to do next, and no weight is read before it. Faults of
 the config itself (exit code 2) are in test_app.py and config/.

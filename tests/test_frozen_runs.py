@@ -1,4 +1,4 @@
-"""What runs print, write and exit with stays as it is: see frozen_runs.py."""
+"""Output, results and exit codes of runs stay as they are: see frozen_runs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors, notes and pages tell to type is accepted where they say it."""
+"""Advice of errors, notes and pages is accepted when it is typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves that is killed, or for which the disk is too small: no part of a file."""
+"""A run that is killed, or fills the disk, leaves no part of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks that a run starts are given, under a real msrun."""
+"""Arguments and environment of the ranks that a run starts, under a real msrun."""
 
 from __future__ import annotations
 

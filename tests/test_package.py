@@ -1,4 +1,4 @@
-"""What `import lite_runner` and `python -m lite_runner` give."""
+"""`import lite_runner` and `python -m lite_runner`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the real MindFormers 1.0.2 saved, loaded here: tests/fixtures/README.md says how it was
-made. `make reference-mindformers` makes it anew, and has the real one load what is written here."""
+"""Loading checkpoints of the real MindFormers 1.0.2: tests/fixtures/README.md says how they were
+made. `make reference-mindformers` makes them anew, and has the real one load ours."""
 
 from __future__ import annotations
 

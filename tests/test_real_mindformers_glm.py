@@ -1,4 +1,4 @@
-"""What the real MindFormers 1.0.2 saved of a ChatGLM2, loaded here: tests/fixtures/README.md says
+"""Loading a ChatGLM2 of the real MindFormers 1.0.2: tests/fixtures/README.md says
 how it was made."""
 
 from __future__ import annotations

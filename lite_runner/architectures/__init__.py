@@ -139,13 +139,14 @@ class Architecture:
     norms_less_one: bool = False  # transformers stores the weights of norms less 1
     next_token_layers: bool = False  # files have layers behind the model's that predict further
     custom: CustomNetwork | None = None
-    # What of a model transformers' of that name computes otherwise; its config.json is ours then.
+    # The setting that transformers' model of that name computes differently; its config.json is
+    # ours then.
     not_theirs: Callable[[Decoder], str | None] = lambda model: None
     layers_differ: bool = False  # config.json may have other sizes of single layers
     renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
     # In transformers' files a norm with weights of each head is a tensor of each, NAME.0.weight ...
     tensor_by_head: bool = False
-    # What texts are before sentencepiece sees them, which its files do not tell: with a piece in
+    # Changes to texts before sentencepiece sees them, which its files do not tell: a piece in
     # place of line breaks, or split into words by jieba.
     spelling: Literal["breaks", "words"] | None = None
 

@@ -247,7 +247,7 @@ class DeepseekV2Settings(DeepseekSettings):
     type: Literal["DeepseekV2Config"] = "DeepseekV2Config"
 
 
-# What moe_config calls our settings.
+# Names of our settings in moe_config.
 _MOE = {
     experts.COUNT: "n_routed_experts",
     experts.CHOSEN: "num_experts_per_tok",
@@ -263,7 +263,7 @@ def _mindformers(section: type[DeepseekSettings], architecture: str) -> MindForm
     """Settings under the names of config.json; moe_config of a yaml has other ones."""
     name = section.type.removesuffix("Config")
     network, newer = f"{name}ForCausalLM", architecture == "deepseek_v3"
-    # What the router is by the architecture.
+    # Settings of the router that the architecture fixes.
     fixed: dict[str, tuple[Any, ...]] = {
         "balance_via_topk_bias": (None, newer),
         "routing_policy": (None, "TopkRouterV2"),

@@ -227,7 +227,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs between layers; which dimensions are rotated is in a tensor."""
+    """Settings of single layers; the rotated dimensions are in a tensor."""
     layers = given["num_hidden_layers"]
     slides, heads, widths = (
         one if isinstance(one, list) else [one] * layers

@@ -105,7 +105,7 @@ def check_limit(fields: Fields) -> None:
 
 
 def _layers(fields: Fields, layers: int) -> list[bool]:
-    """Which layers are recurrent."""
+    """True for each layer that is recurrent."""
     key, kinds = fields.get("layer_types", "layers_block_type")
     kinds = [_RECURRENT[0]] * layers if kinds is None else kinds
     known = (*_RECURRENT, *_ATTENTION)

@@ -84,7 +84,7 @@ def read(fields: Fields) -> Decoder:
 
 
 def _rotates(fields: Fields, layers: int) -> list[bool]:
-    """Which layers have positions, and see their own chunk alone."""
+    """True for each layer that has positions, and sees its own chunk alone."""
     listed = fields.raw.get("no_rope_layers")
     every = fields.integer("no_rope_layer_interval", default=4)
     if listed in (None, []):

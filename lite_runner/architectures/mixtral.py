@@ -50,7 +50,7 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-# What else a router would compute, by the values with which it is a Mixtral's.
+# Settings of other routers, with the values that make one a Mixtral's.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "balance_via_topk_bias": (None, False),
     "enable_cold_hot_expert": (None, False),

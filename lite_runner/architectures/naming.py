@@ -321,7 +321,7 @@ def _of_block(
         linears["down"] = (hidden, feed_forward.width, feed_forward.biased_down, "inputs")
         if feed_forward.gated:
             linears["gate"] = linears["up"]
-    # What a norm of each head by the same weights has.
+    # One norm's weights for every head.
     by_head = attention.qk_norm_by_head and not attention.qk_norm_apart
     norms: dict[Role, tuple[Norm | None, int]] = {
         "attention_norm": (block.norm, hidden),

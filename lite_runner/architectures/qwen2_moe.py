@@ -105,7 +105,7 @@ def claims(raw: Mapping[str, Any]) -> bool:
     return experts.is_llama(raw) and gated is True
 
 
-# What else a router would compute.
+# Settings of other routers, with this one's values.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "balance_via_topk_bias": (None, False),
     "first_k_dense_replace": (None, False, 0),

@@ -53,7 +53,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
         result.assignments[f"{PREFIX}rope_scaling"] = llama.rope_names(scaling)
 
 
-# How MindFormers' classes of Qwen3 differ from its LlamaConfig, with experts and without.
+# Differences of MindFormers' classes of Qwen3, with experts and without, from its LlamaConfig.
 MINDFORMERS: dict[str, Any] = {
     "hidden_act": ("silu", "swiglu"),
     "translated": frozenset({"attention_bias", "untie_embeddings_and_output_weights"}),

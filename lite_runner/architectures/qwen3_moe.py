@@ -13,7 +13,7 @@ from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Experts
 
-# Those of MindFormers' qwen2_moe: what it has of qwen3_moe reads Hugging Face's files.
+# Names of MindFormers' qwen2_moe: its own qwen3_moe reads Hugging Face's files.
 NAMES: Names = {
     **qwen3.NAMES,
     **experts.names(

@@ -234,7 +234,7 @@ def attention(
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
-    # What is summed over lies together: einsum is three times as fast so.
+    # With the summed axis contiguous einsum is three times as fast.
     query, key = (np.ascontiguousarray(np.moveaxis(one, 1, 0)) for one in (query, key))
     scores = capped(np.einsum("hqd,hkd->hqk", query, key) * scale, given.softcap)
     # Query position - key position; learned keys have none, and are seen as that of a token itself.

@@ -49,7 +49,7 @@ class Row:
     logits: int = 1  # number of last tokens to return logits for, 0 to n
     length: int = 0  # length of the whole prompt if this is a chunk of it; else 0
     hidden: bool = False  # return hidden states instead of logits: see GivesHidden
-    # What is behind the first token with logits may be taken back: recurrent states are kept there.
+    # Tokens behind the first with logits may be taken back: recurrent states are kept there.
     drafts: bool = False
 
     @property

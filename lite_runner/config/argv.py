@@ -326,7 +326,7 @@ def _read_setting(
         line.settings.append(Setting(key, values if len(values) > 1 else values[0], flag=True))
 
 
-# What Hydra's grammar and JSON read alike, and what the grammar reads as a text.
+# Values that Hydra's grammar and JSON read alike, and those that the grammar reads as a text.
 _PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,17})?|true|false|null")
 _NAME = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][a-z0-9_-]*", re.ASCII | re.IGNORECASE)
 

@@ -166,7 +166,7 @@ def with_training(
 
 
 def _data_errors(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
-    """Why the examples that a loader names are not read; they are taken out of what was `found`."""
+    """Validation errors of a loader's examples, which are taken out of what was `found`."""
     loader = at(raw, "train_dataset.data_loader")
     if not isinstance(loader, Mapping):
         return []

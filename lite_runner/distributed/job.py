@@ -344,7 +344,7 @@ def exit_text(code: int) -> str:
 
 
 def scheduler_text(code: int | None, log: str) -> str:
-    """Why a scheduler ended, whose exit code and log these are; None: not known.
+    """The reason for a scheduler's end, by its exit code and log; None: not known.
 
     MindSpore's exits with 1 where a rank of any machine does not answer for some 30 s.
     """

@@ -41,7 +41,7 @@ class ModelRate:
 
 
 class DraftedTokens:
-    """What a model has drafted for one sequence, and their rate of acceptance."""
+    """Tokens that a model has drafted for one sequence, and their rate of acceptance."""
 
     def __init__(self, every: ModelRate) -> None:
         self._every = every

@@ -86,7 +86,7 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
 def notes(config: RunConfig) -> list[str]:
     """Notes for the user about a valid config."""
     found = []
-    # How many ranks of another launcher's job are on this machine is not known yet: see app.py.
+    # The number of another launcher's ranks on this machine is not known yet: see app.py.
     if not started_by_launcher():
         told = environment.threads_beyond(config.context.threads, config.processes_here)
         found += [told] if told else []

@@ -292,7 +292,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if plan.memory is not None:
         check_memory(plan.memory)
     target = Path(config.quantize_output).expanduser()
-    # What is read is what stays: a source inside the folder would go with it.
+    # The folder is replaced, and a source inside it would be lost.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is the source; choose another folder")
     kind, keys = config.gguf, {}

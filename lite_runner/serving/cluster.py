@@ -60,7 +60,7 @@ _RETRIES = 2  # of a replica that cannot be started
 _ONGOING = 10_000  # requests of a replica: its engine refuses what is too much, with 429
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _METRICS_S = 5.0  # for the metrics of all replicas; those that are late are left out
-# What the application reads of a request; the rest of Ray's scope cannot be sent.
+# Fields of a request that the application reads; the rest of Ray's scope cannot be sent.
 _SCOPE = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),

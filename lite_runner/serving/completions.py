@@ -58,7 +58,7 @@ class Completions:
         ]
         self._adjustments = await server.restricted(self._adjustments, self._grammar)
         self.stats = RequestStats(server.metrics, [len(ids) for ids in self._prompts], body.n or 1)
-        # What stands before the first new token, where it is asked for.
+        # Text before the first new token, if the request asks for it.
         self._echoes = [""] * len(self._prompts)
         if body.echo:
             decode = server.tokenizer.decode

@@ -128,7 +128,7 @@ class _Prompts:
         take: Callable[[int, Completion], None],
     ) -> None:
         slots = self._server.engine.info.slots
-        # Those of similar lengths together.
+        # Prompts of similar lengths together.
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
         for start in range(0, len(order), slots):
             places = order[start : start + slots]

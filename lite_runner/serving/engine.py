@@ -245,7 +245,7 @@ class EngineThread:
         try:
             events = deque(self._engine.step())
         except MemoryError:
-            # What runs now is more than there is memory for. The engine would repeat the step.
+            # The running requests exceed the memory. The engine would repeat the step.
             logger.exception("out of memory: what runs is ended")
             error = EnvironmentFault("out of memory", "fewer or shorter requests at a time")
             for running in list(self._handles.values()):

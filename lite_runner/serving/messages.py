@@ -158,7 +158,7 @@ class MessagesRequest(CountTokens):
     stream: bool | None = None
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
     seed: int | None = None  # not Anthropic's: an answer can be asked for again
-    # Who asks; of no effect on the answer.
+    # About the client; of no effect on the answer.
     metadata: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None

@@ -78,7 +78,7 @@ _ARGUMENTS = '{"name": "{name}", "arguments": '
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _PROBE = "look_up"  # the tool of a call that a template is asked to write
 _DEFINITIONS = ("$defs", "definitions")
-# What a schema may ask of the arguments together.
+# Keywords of a schema about all arguments together.
 _TOGETHER = (
     *("$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "patternProperties"),
     *("propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"),

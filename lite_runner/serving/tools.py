@@ -16,7 +16,7 @@ from lite_runner.structured.grammars import Grammar
 from lite_runner.system.files import MAX_DIGITS, parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
-# What of a definition is not for the chat template.
+# Fields of a definition that are not for the chat template.
 _NOT_TOLD: Any = {"cache_control": True, "function": {"strict"}}
 
 

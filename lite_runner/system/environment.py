@@ -38,7 +38,7 @@ from lite_runner.system.signals import deferred, leave_interrupts
 from lite_runner.system.user_cache import remembered
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Those that matter to products of matrices.
+# Features that matter to products of matrices.
 _CPU_FEATURES = re.compile(r"avx2|avx512f|avx512_vnni|avx_vnni|amx_int8|amx_bf16|asimddp|i8mm|sve")
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 PLUGINS = "lite_runner.plugins"  # entry points: a module, which registers when it is imported
@@ -117,7 +117,7 @@ RANK_VARIABLES = (
 
 
 # Atlas A2 (Ascend910B1 and on) and A3 (Ascend910_9391 and on), by the names that CANN gives them.
-# Those of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
+# Processors of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
 _FUSED = re.compile(r"Ascend910(B\d|_93)")
 
 
@@ -205,7 +205,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 _OWN = "mindspore-lite-runner"
 _NAMESAKE = "lite-runner"  # another project's, with modules in lite_runner/ too; once our name
 _OUR_PROGRAM = "run-lite"
-# What runs by itself need not have: backend=native computes without it.
+# Optional: backend=native computes without it.
 MINDSPORE = "mindspore"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that setup.cfg uses

@@ -126,7 +126,7 @@ def says_so(text: str) -> bool:
 
 
 def killed(code: int | None, kills_before: int) -> str:
-    """Why a process that exited with `code` may have run out of memory; "" if nothing suggests it.
+    """A sign that a process that exited with `code` ran out of memory; "" if there is none.
 
     `kills_before`: `oom_kills` when it was started.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List
 
 OLDEST = (3, 10)
-# What setup.cfg requires, as modules, but for MindSpore, which a run may go without, and protobuf,
+# Requirements of setup.cfg, as modules, without MindSpore, which a run may lack, and protobuf,
 # which comes with gguf: finding its module would import the one above it.
 MODULES = (
     *("certifi", "filelock", "gguf", "hydra", "jinja2", "numpy"),
@@ -44,7 +44,7 @@ def continue_in_own_python() -> None:
 
 
 def _why_not() -> str:
-    """Why this Python cannot run lite-runner; "" where it can."""
+    """The reason that this Python cannot run lite-runner; "" if it can."""
     if sys.version_info < OLDEST:
         return "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])
     absent = (name for name in MODULES if find_spec(name) is None)

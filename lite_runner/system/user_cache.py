@@ -44,7 +44,7 @@ _found: dict[str, tuple[str, Any]] = {}  # by this process in large files: state
 
 
 def cannot_hold(folder: Path, size: int) -> str:
-    """Why an entry of `size` bytes cannot be made in a folder of the cache; empty if it can."""
+    """The reason that a folder of the cache cannot hold `size` more bytes; empty if it can."""
     try:
         make_folder(folder)
         require_space(folder, size)
@@ -179,7 +179,7 @@ def trim(limit: int | None, since: float) -> dict[str, int]:
 
 
 def listed(removed: Mapping[str, int]) -> str:
-    """What `trim` removed, as text."""
+    """The entries that `trim` removed, as text."""
     names = [f"{name} ({readable(size)})" for name, size in removed.items()]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"

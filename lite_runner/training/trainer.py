@@ -314,8 +314,8 @@ class Trainer:
         return squares(same) + sum(float(np.frombuffer(one)[0]) for one in said)
 
     def state(self, *, moments: bool = True) -> list[dict[str, Array]]:
-        """What is trained, and with `moments` its first and second moments, all of them whole on
-        rank 0. Ranks that train parts must call it together."""
+        """Trained parameters, and with `moments` their first and second moments, all of them whole
+        on rank 0. Ranks that train parts must call it together."""
         return [
             {name: self._whole(name, array) for name, array in arrays.items()}
             for arrays in self._arrays()[: None if moments else 1]

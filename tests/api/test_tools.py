@@ -1,4 +1,4 @@
-"""What scripts for MindFormers import besides models."""
+"""MindFormers' tools for scripts, besides models."""
 
 from __future__ import annotations
 

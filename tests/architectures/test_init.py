@@ -1,4 +1,4 @@
-"""What no way to run a model computes is said."""
+"""Models that no backend computes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes to MindSpore Lite on Ascend, held against what the vendor's packages say (lite.yaml).
+"""Calls of MindSpore Lite on Ascend, compared with the vendor's packages (lite.yaml).
 
 Nothing here runs on a card.
 """

@@ -1,4 +1,4 @@
-"""Which Ascend processors there are, and which of them have the operators that we fuse to."""
+"""Ascend processors, and those of them with the operators that we fuse to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backend=mindformers, exported models and comparisons refuse before anything is loaded."""
+"""Validation errors of backend=mindformers, exported models and comparisons, before loading."""
 
 from __future__ import annotations
 

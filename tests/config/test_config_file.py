@@ -1,4 +1,4 @@
-"""Which options a run has: typed ones, those of files, and checkpoints in place of a model."""
+"""Options of a run: typed ones, those of files, and checkpoints in place of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read without Hydra's parser is what that reads."""
+"""Values that are read without Hydra's parser equal those that it reads."""
 
 from __future__ import annotations
 

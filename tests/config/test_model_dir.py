@@ -1,4 +1,4 @@
-"""Which model a run means that names an exported one only."""
+"""The model of a run that names an exported one only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is typed goes over what a file says, whatever key or group it is."""
+"""Typed keys and groups override those of a file."""
 
 from __future__ import annotations
 

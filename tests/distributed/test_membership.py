@@ -1,4 +1,4 @@
-"""What a process finds in its environment: which rank of whose job it is."""
+"""A process's rank and job, by its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make fuzz` finds, in a short and deterministic run, and that it would find something."""
+"""`make fuzz` in a short and deterministic run, and with a fault for it to find."""
 
 from __future__ import annotations
 

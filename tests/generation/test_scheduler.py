@@ -1,4 +1,4 @@
-"""What holds for any number of requests that come and go at any time, and whatever they ask for."""
+"""Invariants of the scheduler, for requests of any kind that come and go at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the five documents and the design say can be done: tests/fixtures/statements.yaml.
+"""Statements of the five documents and the design: tests/fixtures/statements.yaml.
 
 Each of the 198 has an outcome. What can be tried in seconds is typed here, all in one process;
 others name the test that tries them.

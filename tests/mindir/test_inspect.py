@@ -1,4 +1,4 @@
-"""What a MindIR without a manifest tells, and which are refused. Files are MindSpore's own."""
+"""Inspecting a MindIR without a manifest, and refusing some. Files are MindSpore's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapter a config merges into its model."""
+"""The adapter that a config merges into its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints say of embeddings: folders of sentence-transformers, and GGUF files."""
+"""Settings of embeddings in checkpoints: folders of sentence-transformers, and GGUF files."""
 
 from __future__ import annotations
 

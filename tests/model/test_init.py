@@ -1,4 +1,4 @@
-"""What the files of a model say of themselves, and their tensors by rank."""
+"""Descriptions of a model's files, and their tensors by rank."""
 
 from __future__ import annotations
 

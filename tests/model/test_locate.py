@@ -1,4 +1,4 @@
-"""Which model and tokenizer a config names, where they are, and what is not fetched or written."""
+"""Locating the model and the tokenizer that a config names, without needless fetches or writes."""
 
 from __future__ import annotations
 

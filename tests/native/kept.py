@@ -1,4 +1,4 @@
-"""What tests compile for minutes, kept for later runs."""
+"""Cache of binaries that tests compile for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend computes a run, and what the run says of it."""
+"""Choice of the backend for a run, and the run's line about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run takes: sizes as large as the free memory allows, and checks before it starts."""
+"""Resources of a run: sizes as large as the free memory allows, and checks before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of several run modes share."""
+"""Fixtures of several run modes' tests."""
 
 from __future__ import annotations
 

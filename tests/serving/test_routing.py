@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Routing of requests to replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parsers read, and what grammars allow."""
+"""Reading with tool parsers, and matching with their grammars."""
 
 from __future__ import annotations
 

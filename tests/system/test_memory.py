@@ -1,4 +1,4 @@
-"""What limits memory, and which failures are a lack of it."""
+"""Limits of memory, and the failures that are a lack of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs hold at their peak, in processes of their own, against what was planned for them."""
+"""Peak memory of runs, in processes of their own, compared with its estimate."""
 
 from __future__ import annotations
 

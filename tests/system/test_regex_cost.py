@@ -1,4 +1,4 @@
-"""Which patterns are taken: those of real tokenizers, and none that may take forever."""
+"""Patterns of real tokenizers are accepted, and none that may take forever."""
 
 from __future__ import annotations
 

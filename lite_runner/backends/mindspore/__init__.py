@@ -78,7 +78,7 @@ class MindSpore(Seat):
                 f" at most {MAX_HEAD_DIM}; model.model_config.compute_dtype=float32 takes other"
                 " operators"
             )
-        # What is planned by name may be for another machine.
+        # A plan that names the backend may be for another machine.
         if not reasons and not (settings.dry_run and settings.backend == "ms"):
             environment.check_mindspore()
         return reasons
@@ -210,7 +210,7 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     settings, ranks, slots, length = options.settings, options.ranks, options.slots, options.length
     model = files.model
     local = model.shard(ranks.tensor)
-    # Whoever reads their values verifies them.
+    # The reader of their values verifies them.
     unread = replace(files, rounded=settings.precision.rounded("CPU"), verified=True)
     tensors = unread.tensors(ranks, vocab_parallel=settings.vocab_parallel)
     sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}

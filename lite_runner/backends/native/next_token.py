@@ -127,7 +127,7 @@ class NextToken:
         self._model.close()
 
     def _at(self, slot: int, position: int) -> _Pending:
-        """What is pending of a slot in front of a position."""
+        """Pending tokens of a slot in front of a position."""
         pending = self._pending[slot]
         pending.cut(position)
         if pending.end != position:

@@ -41,7 +41,7 @@ from lite_runner.weights.formats.packed_matrix import (
 )
 from lite_runner.weights.quantization.quantized import E2M1, packed, powers_of_two
 
-# What Golden Stick's cells add to names, and their parameters.
+# Parts of names by Golden Stick's cells, and their replacements.
 _CELLS = (
     (r"\._(?:handler|layer)\.", "."),
     (r"\._weight_quantizer\.zp_neg$", ".weight_zp"),

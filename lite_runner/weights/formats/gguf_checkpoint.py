@@ -422,7 +422,7 @@ def scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> R
 
 
 def _rotated_dims(file: GGUFFile, config: Decoder, rotary: Rotary) -> int:
-    """How many dimensions of a head are rotated: those whose factors are 1, before others that
+    """Number of rotated dimensions of a head: those whose factors are 1, before others that
     stop them. Raises ArtifactError."""
     stored, size = file.tensors.get(FREQUENCIES), config.rotated_head(rotary)
     if stored is None:

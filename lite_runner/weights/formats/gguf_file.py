@@ -140,7 +140,7 @@ class Array:
 
 
 def _string_starts(data: memoryview, count: int) -> NDArray[np.int64]:
-    """Where the first `count` strings begin, each behind its length, and one more would.
+    """Offsets of the first `count` strings, each behind its length, and of one more.
 
     Lengths below 256 are found by their zeros, in a fifth of the time of walking over the strings.
     Raises struct.error or OverflowError where a string begins beyond the end of `data`.

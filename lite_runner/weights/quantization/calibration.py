@@ -150,7 +150,7 @@ class Watch:
         self.on, self._latest = False, None
 
     def inputs(self, x: NDArray[Any]) -> Inputs:
-        """Those of a matrix, of which x are the first: of all matrices that multiply the same
+        """Inputs of a matrix, of which x are the first: of all matrices that multiply the same
         array they are one."""
         if self._latest is None or self._latest.latest is not x:
             self._latest = Inputs(x.shape[1], self._whole, self.product)

@@ -1,4 +1,4 @@
-"""Which release computes, and in which Python: on an Ascend device that of this one, if any."""
+"""The release that computes, and its Python: on an Ascend device that of this one, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MindFormers process computes in place of MindFormers."""
+"""Computations of the MindFormers process in place of MindFormers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run by MindSpore's operators is said to need; tests/system/test_peaks.py holds it to what
+"""Memory estimates of MindSpore's operators; tests/system/test_peaks.py compares them with what
 runs took."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run by the native kernels is said to need; tests/system/test_peaks.py holds it to what
+"""Memory estimates of the native kernels; tests/system/test_peaks.py compares them with what
 runs took."""
 
 from __future__ import annotations

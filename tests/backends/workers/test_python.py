@@ -1,4 +1,4 @@
-"""How scripts of workers are run, and what is shown of their logs."""
+"""Running scripts of workers, and showing their logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a MindIR that a MindSpore Lite is too old for."""
+"""Errors for a MindIR that a MindSpore Lite is too old for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layout a run or an export gets, by what its model is."""
+"""The layout of a run or an export, by its model."""
 
 from __future__ import annotations
 

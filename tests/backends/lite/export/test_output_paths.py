@@ -1,4 +1,4 @@
-"""Where an export goes, and what of the user's lies there and stays."""
+"""Output paths of an export, and files of the user's there, which stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exported model is compared with before it is kept."""
+"""Verification of an exported model before it is kept."""
 
 from __future__ import annotations
 
