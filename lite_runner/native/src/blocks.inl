@@ -247,11 +247,9 @@ void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
   constexpr int64_t subs = 32 / kForm<format>.sub;
   for (int64_t first = 0; first < inputs; first += kForm<format>.span) {
     const uint8_t* unit = data + first / kForm<format>.span * kForm<format>.bytes();
-    fetch<kForm<format>.words_at()>(unit + kAhead);
     for (int64_t chunk = 0; chunk < kForm<format>.span / 32; ++chunk) {
       const int64_t group = first / 32 + chunk;
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
-      fetch<kForm<format>.words_bytes()>(words + kAhead);
       for (int64_t p = 0; p < kParts; ++p) {
         store(to.factor[group] + p * kLanes, factor_of<format>(unit, p));
         for (int64_t i = 0; kForm<format>.minimums && i < subs; ++i)
@@ -360,11 +358,18 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
 }
 #endif
 
-// totals += the sums of the rows from `row` on of group `g` of what was unpacked, which is group `at`
-// of the inputs.
+// Prefetches half of a group of the blocks that are unpacked next: of the first rows one does, of the
+// next ones the other, so that memory works while products are summed up.
+template <Format format>
+inline __attribute__((always_inline)) void fetch_half(const uint8_t* next, int64_t g) {
+  if (next) fetch<kForm<format>.group_bytes() / 2>(next + g * kForm<format>.group_bytes());
+}
+
+// totals += the sums of some rows of group `g` of what was unpacked. `at`: the first row's group, which
+// others have `all` further each.
 template <Format format, int64_t count>
 inline __attribute__((always_inline)) void add_unpacked(const Unpacked& from, int64_t g,
-                                                        const Rows& rows, int64_t row, int64_t at,
+                                                        const Rows& rows, int64_t at, int64_t all,
                                                         const Ints (&sum)[count][kParts],
                                                         Tile<count>& totals) {
 #pragma GCC unroll 8
@@ -372,75 +377,96 @@ inline __attribute__((always_inline)) void add_unpacked(const Unpacked& from, in
     const Floats factor = load(from.factor[g] + p * kLanes);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t group = (row + r) * (rows.stride / 32) + at;
       Floats& total = totals.at[r][p];
-      add_products(total, sum[r][p], factor, rows.scales[group]);
+      add_products(total, sum[r][p], factor, rows.scales[at + r * all]);
       constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
       for (int64_t i = 0; i < subs; ++i)
         add_minimum(total, load(from.minimum[g * subs + i] + p * kLanes),
-                    inputs_of<format>(rows, group, i));
+                    inputs_of<format>(rows, at + r * all, i));
     }
   }
 }
 
-// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked.
+// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked. `next`:
+// of the blocks that are unpacked next, what these rows prefetch; null: nothing.
 template <Format format, bool bytes, int64_t count>
 void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
-                       int64_t inputs, float* sums) {
+                       int64_t inputs, const uint8_t* next, float* sums) {
+  const int64_t all = rows.stride / 32;
   Tile<count> totals{};
   if (k) load_tile(totals, sums + row * kPanel);
   for (int64_t g = 0; g < inputs / 32; ++g) {
+    fetch_half<format>(next, g);
     Ints sum[count][kParts] = {};
-    const int64_t first = row * rows.stride + k + 32 * g;
+    const int64_t at = row * all + k / 32 + g;
 #if BYTE_PRODUCTS
     if constexpr (bytes)
-      multiply_quads<format>(from, g, rows.bytes + 2 * first, rows.totals + first / 16, rows.stride,
-                             any_wide<count>(rows, row, rows.stride / 32, k / 32 + g), sum);
+      multiply_quads<format>(from, g, rows.bytes + 64 * at, rows.totals + 2 * at, rows.stride,
+                             any_wide<count>(rows, row, all, k / 32 + g), sum);
     else
 #endif
-      multiply_pairs<format>(from, g, rows.shorts + first, rows.stride, sum);
-    add_unpacked<format>(from, g, rows, row, k / 32 + g, sum, totals);
+      multiply_pairs<format>(from, g, rows.shorts + 32 * at, rows.stride, sum);
+    add_unpacked<format>(from, g, rows, at, all, sum, totals);
   }
   store_tile(totals, sums + row * kPanel);
 }
 
 #if AMX && WIDTH == 16
-// The same of 16 rows of bytes by AMX's tiles, of formats whose scales are of 32 inputs. Tiles leave
+// sum += 256 times the products of group `g` and the upper bytes x of a row.
+inline void add_above(const Unpacked& from, int64_t g, const uint8_t* x, Ints (&sum)[kParts]) {
+  Ints above[kParts] = {};
+  for (int64_t i = 0; i < 8; ++i)
+    for (int64_t p = 0; p < kParts; ++p)
+      above[p] = add_quads(above[p], load(from.words[g * 8 + i] + p * kLanes), broadcast_word(x + 4 * i));
+  for (int64_t p = 0; p < kParts; ++p) sum[p] += above[p] << 8;
+}
+
+// The same of 16 rows of bytes by AMX's tiles, of formats whose scales are of 32 inputs. Few rows have
+// 16 bits in a group, and their upper bytes are multiplied by vectors. Tiles leave
 // their sums in memory, so four groups are multiplied at once: totals then go through all of them in
 // registers. Between the totals of four rows and of the next ones stand products of a group of the next
 // four, for the processor to do meanwhile.
 template <Format format>
-void multiply_unpacked_by_amx(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
-                              int64_t inputs, float* sums) {
+void multiply_unpacked_by_amx(const Unpacked& from, const Rows& given, int64_t row, int64_t k,
+                              int64_t inputs, const uint8_t* next, float* sums) {
   constexpr int64_t few = 4;
   static_assert(kForm<format>.sub == 32 && kAmxRows == few * few);
-  const int64_t groups = inputs / 32, stride = rows.stride;
+  const Rows rows = given;  // whose pointers are not read again behind each tile
+  const int64_t groups = inputs / 32, all = rows.stride / 32, begin = row * all + k / 32;
+  const uint8_t* x = rows.tiles ? rows.tiles + row * rows.stride + k * kAmxRows : rows.bytes + 64 * begin + 32;
+  const int64_t step = rows.tiles ? 32 : 64 * all, further = rows.tiles ? 32 * kAmxRows : 64;
+  uint32_t wide[kUnpacked / 32] = {};  // of each group, bit r: row r has 16 bits
+  for (int64_t r = 0; r < kAmxRows; ++r)
+    for (int64_t g = 0; g < groups; ++g) wide[g] |= rows.wide[begin + r * all + g] << r;
   alignas(64) Ints parts[2][few][few][few][kParts];
-  const auto multiply = [&](int64_t g) {
+  const auto multiply = [&](int64_t g) __attribute__((always_inline)) {
     if (g >= groups) return;
-    Ints* part = parts[g / few % 2][g % few][0][0];
-    const uint8_t* x = rows.bytes + 2 * (row * stride + k + 32 * g);
-    const bool wide = any_wide<kAmxRows>(rows, row, stride / 32, k / 32 + g);
-    if (wide) {
-      AmxTiles<32>::multiply<TileProduct::kSigned>(x, 2 * stride, from.words[g * 8], 32, true, part);
-      for (int64_t i = 0; i < kAmxRows * kParts; ++i) part[i] <<= 8;
-    }
-    AmxTiles<32>::multiply<TileProduct::kSigned>(x + 32, 2 * stride, from.words[g * 8], 32, !wide, part);
+    fetch_half<format>(next, g);
+    AmxTiles<32>::multiply<TileProduct::kSigned>(x + g * further, step, from.words[g * 8], 32, true,
+                                                 parts[g / few % 2][g % few][0][0]);
   };
   for (int64_t g = 0; g < few; ++g) multiply(g);
   for (int64_t first = 0; first < groups; first += few)
     for (int64_t block = 0; block < few; ++block) {
       multiply(first + few + block);
-      const int64_t here = row + block * few;
+      float* to = sums + (row + block * few) * kPanel;
+      const int64_t at = begin + first + block * few * all;
       Tile<few> totals{};
-      if (k + first) load_tile(totals, sums + here * kPanel);
-      for (int64_t g = first; g < smaller_of(first + few, groups); ++g) {
+      if (k + first) load_tile(totals, to);
+      const auto add = [&](int64_t i) __attribute__((always_inline)) {
         Ints sum[few][kParts] = {};
-        add_scaled<format>(from, g, 0, parts[g / few % 2][g % few][block],
-                           rows.totals + (here * stride + k + 32 * g) / 16, stride, sum);
-        add_unpacked<format>(from, g, rows, here, k / 32 + g, sum, totals);
-      }
-      store_tile(totals, sums + here * kPanel);
+        Ints(&part)[few][kParts] = parts[first / few % 2][i][block];
+        const uint32_t above = wide[first + i] >> block * few & 15;
+        for (int64_t r = 0; above >> r; ++r)
+          if (above >> r & 1) add_above(from, first + i, rows.bytes + 64 * (at + i + r * all), part[r]);
+        add_scaled<format>(from, first + i, 0, part, rows.totals + 2 * (at + i), rows.stride, sum);
+        add_unpacked<format>(from, first + i, rows, at + i, all, sum, totals);
+      };
+      if (first + few <= groups)
+        unrolled<few>(add);
+      else
+        for (int64_t i = 0; i < groups - first; ++i) add(i);
+      store_tile(totals, to);
     }
 }
 #endif
@@ -459,14 +485,18 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
     const int64_t inputs = smaller_of(kUnpacked, m.in - k);
-    unpack<format, bytes>(data + k / kForm<format>.span * kForm<format>.bytes(), inputs, unpacked);
+    unpack<format, bytes>(data, inputs, unpacked);
+    data += inputs / 32 * kForm<format>.group_bytes();
+    const auto next = [&](int64_t tile) {
+      return tile < 2 ? data + tile * (kForm<format>.group_bytes() / 2) : nullptr;
+    };
     const auto multiply = [&](auto count, int64_t row) {
-      multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, sums);
+      multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, next(row / kBlockTile), sums);
     };
 #if AMX && WIDTH == 16
     if constexpr (by_amx)
       for (int64_t row = 0; row < tiled; row += kAmxRows)
-        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, sums);
+        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, next(row / kAmxRows), sums);
 #endif
     in_tiles<kBlockTile>(rows.count, multiply, tiled);
   }
@@ -508,7 +538,9 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
   uint8_t* wide = scratch<uint8_t>(kWide, count * groups);
-  uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, 2 * count * stride) : nullptr;
+  const int64_t tiled = m.rounded_input ? rows_of_bytes(count) : 0;
+  uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, (2 * count + tiled) * stride) : nullptr;
+  uint8_t* tiles = bytes + 2 * count * stride;
   over_rows(count, [=, &m](int64_t row) {
     const float* from = x + row * stride;
     find_wide(from, stride, 32, m.rounded_input, scales + row * groups, wide + row * groups);
@@ -523,10 +555,14 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       sums[g] = static_cast<float>(total[0] + total[1]) * scale;
 #if BYTE_PRODUCTS
       split_bytes<Int8>(to, 32, bytes + 64 * g, bytes + 64 * g + 32);
+      if (row < tiled) {
+        const int64_t tile = row / kAmxRows * groups + g - row * groups;
+        __builtin_memcpy(tiles + (tile * kAmxRows + row % kAmxRows) * 32, bytes + 64 * g + 32, 32);
+      }
 #endif
     }
   });
-  return {x, count, stride, bytes, shorts, wide, scales, sums, totals};
+  return {x, count, stride, bytes, shorts, wide, scales, sums, totals, nullptr, tiles};
 }
 
 template <Format format>

@@ -109,6 +109,7 @@ struct Rows {
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
   const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
   const Rounded* rounded = nullptr;  // [count, depth] for bfloat16, where pairs are not multiplied
+  const uint8_t* tiles = nullptr;    // for blocks, below once more as tiles: [count / 16, depth / 32, 16, 32]
 };
 
 // sums [count][32] += the inputs x [count][stride] from k on * block [depth][32].
@@ -597,7 +598,8 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
           moved(rows.scales, groups),
           moved(rows.sums, groups),
           moved(rows.totals, m.blocks() ? m.depth() / 16 : groups),
-          moved(rows.rounded, m.depth())};
+          moved(rows.rounded, m.depth()),
+          kAmxRows && first % kAmxRows == 0 ? moved(rows.tiles, m.depth()) : nullptr};
 }
 
 // Rows of floats that the L2 cache does not hold go through a few panels in parts, of as many as fill
