@@ -240,7 +240,7 @@ struct Unpacked {
 };
 
 template <Format format, bool bytes>
-#if WIDTH == 4 && defined(__GNUC__) && !defined(__clang__)
+#if WIDTH < 16 && defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("no-ivopts")))  // with it GCC 12.2 drops the whole loop for IQ4_XS
 #endif
 void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
