@@ -13,6 +13,12 @@ inline int64_t rows_in_tiles(int64_t count) { return tiles_used() ? count / kAmx
 // The same of bytes, whose sums have to be scaled by vectors all the same: with fewer they do not pay.
 inline int64_t rows_of_bytes(int64_t count) { return count < 2 * kAmxRows ? 0 : rows_in_tiles(count); }
 
+// Puts 32 bytes of a row's `group` where the tile of its 16 rows has them: [rows / 16, groups, 16, 32].
+inline void put_into_tile(uint8_t* tiles, int64_t row, int64_t group, int64_t groups, const uint8_t* from) {
+  const int64_t tile = row / kAmxRows * groups + group;
+  __builtin_memcpy(tiles + (tile * kAmxRows + row % kAmxRows) * 32, from, 32);
+}
+
 // Of bytes, the rows unsigned and the weights signed or the other way round: exact sums of 32 bits, as
 // those of add_quads. Of bfloat16: sums of floats in the order of accumulate_as_tiles.
 enum class TileProduct { kUnsigned, kSigned, kBFloat16 };
@@ -120,6 +126,7 @@ constexpr int64_t kAmxRows = 0;
 
 inline bool tiles_used() { return false; }
 inline int64_t rows_of_bytes(int64_t) { return 0; }
+inline void put_into_tile(uint8_t*, int64_t, int64_t, int64_t, const uint8_t*) {}
 
 template <int64_t bytes>
 struct AmxTiles {

@@ -240,16 +240,18 @@ struct Unpacked {
 };
 
 template <Format format, bool bytes>
-#if WIDTH < 16 && defined(__GNUC__) && !defined(__clang__)
+#if WIDTH == 4 && defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("no-ivopts")))  // with it GCC 12.2 drops the whole loop for IQ4_XS
 #endif
 void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
   constexpr int64_t subs = 32 / kForm<format>.sub;
   for (int64_t first = 0; first < inputs; first += kForm<format>.span) {
     const uint8_t* unit = data + first / kForm<format>.span * kForm<format>.bytes();
+    fetch<kForm<format>.words_at()>(unit + kAhead);
     for (int64_t chunk = 0; chunk < kForm<format>.span / 32; ++chunk) {
       const int64_t group = first / 32 + chunk;
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
+      fetch<kForm<format>.words_bytes()>(words + kAhead);
       for (int64_t p = 0; p < kParts; ++p) {
         store(to.factor[group] + p * kLanes, factor_of<format>(unit, p));
         for (int64_t i = 0; kForm<format>.minimums && i < subs; ++i)
@@ -358,13 +360,6 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
 }
 #endif
 
-// Prefetches half of a group of the blocks that are unpacked next: of the first rows one does, of the
-// next ones the other, so that memory works while products are summed up.
-template <Format format>
-inline __attribute__((always_inline)) void fetch_half(const uint8_t* next, int64_t g) {
-  if (next) fetch<kForm<format>.group_bytes() / 2>(next + g * kForm<format>.group_bytes());
-}
-
 // totals += the sums of some rows of group `g` of what was unpacked. `at`: the first row's group, which
 // others have `all` further each.
 template <Format format, int64_t count>
@@ -387,16 +382,14 @@ inline __attribute__((always_inline)) void add_unpacked(const Unpacked& from, in
   }
 }
 
-// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked. `next`:
-// of the blocks that are unpacked next, what these rows prefetch; null: nothing.
+// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked.
 template <Format format, bool bytes, int64_t count>
 void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
-                       int64_t inputs, const uint8_t* next, float* sums) {
+                       int64_t inputs, float* sums) {
   const int64_t all = rows.stride / 32;
   Tile<count> totals{};
   if (k) load_tile(totals, sums + row * kPanel);
   for (int64_t g = 0; g < inputs / 32; ++g) {
-    fetch_half<format>(next, g);
     Ints sum[count][kParts] = {};
     const int64_t at = row * all + k / 32 + g;
 #if BYTE_PRODUCTS
@@ -422,18 +415,19 @@ inline void add_above(const Unpacked& from, int64_t g, const uint8_t* x, Ints (&
 }
 
 // The same of 16 rows of bytes by AMX's tiles, of formats whose scales are of 32 inputs. Few rows have
-// 16 bits in a group, and their upper bytes are multiplied by vectors. Tiles leave
-// their sums in memory, so four groups are multiplied at once: totals then go through all of them in
-// registers. Between the totals of four rows and of the next ones stand products of a group of the next
-// four, for the processor to do meanwhile.
+// 16 bits in a group, and their upper bytes are multiplied by vectors. Tiles leave their sums in memory,
+// so four groups are multiplied at once: totals then go through all of them in registers. Between the
+// totals of four rows and of the next ones stand products of a group of the next four, for the processor
+// to do meanwhile.
 template <Format format>
 void multiply_unpacked_by_amx(const Unpacked& from, const Rows& given, int64_t row, int64_t k,
-                              int64_t inputs, const uint8_t* next, float* sums) {
+                              int64_t inputs, float* sums) {
   constexpr int64_t few = 4;
   static_assert(kForm<format>.sub == 32 && kAmxRows == few * few);
   const Rows rows = given;  // whose pointers are not read again behind each tile
   const int64_t groups = inputs / 32, all = rows.stride / 32, begin = row * all + k / 32;
-  const uint8_t* x = rows.tiles ? rows.tiles + row * rows.stride + k * kAmxRows : rows.bytes + 64 * begin + 32;
+  const uint8_t* x =
+      rows.tiles ? rows.tiles + row * rows.stride + k * kAmxRows : rows.bytes + 64 * begin + 32;
   const int64_t step = rows.tiles ? 32 : 64 * all, further = rows.tiles ? 32 * kAmxRows : 64;
   uint32_t wide[kUnpacked / 32] = {};  // of each group, bit r: row r has 16 bits
   for (int64_t r = 0; r < kAmxRows; ++r)
@@ -441,7 +435,6 @@ void multiply_unpacked_by_amx(const Unpacked& from, const Rows& given, int64_t r
   alignas(64) Ints parts[2][few][few][few][kParts];
   const auto multiply = [&](int64_t g) __attribute__((always_inline)) {
     if (g >= groups) return;
-    fetch_half<format>(next, g);
     AmxTiles<32>::multiply<TileProduct::kSigned>(x + g * further, step, from.words[g * 8], 32, true,
                                                  parts[g / few % 2][g % few][0][0]);
   };
@@ -485,18 +478,14 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
     const int64_t inputs = smaller_of(kUnpacked, m.in - k);
-    unpack<format, bytes>(data, inputs, unpacked);
-    data += inputs / 32 * kForm<format>.group_bytes();
-    const auto next = [&](int64_t tile) {
-      return tile < 2 ? data + tile * (kForm<format>.group_bytes() / 2) : nullptr;
-    };
+    unpack<format, bytes>(data + k / kForm<format>.span * kForm<format>.bytes(), inputs, unpacked);
     const auto multiply = [&](auto count, int64_t row) {
-      multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, next(row / kBlockTile), sums);
+      multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, sums);
     };
 #if AMX && WIDTH == 16
     if constexpr (by_amx)
       for (int64_t row = 0; row < tiled; row += kAmxRows)
-        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, next(row / kAmxRows), sums);
+        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, sums);
 #endif
     in_tiles<kBlockTile>(rows.count, multiply, tiled);
   }
@@ -540,7 +529,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   uint8_t* wide = scratch<uint8_t>(kWide, count * groups);
   const int64_t tiled = m.rounded_input ? rows_of_bytes(count) : 0;
   uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, (2 * count + tiled) * stride) : nullptr;
-  uint8_t* tiles = bytes + 2 * count * stride;
+  uint8_t* tiles = tiled ? bytes + 2 * count * stride : nullptr;
   over_rows(count, [=, &m](int64_t row) {
     const float* from = x + row * stride;
     find_wide(from, stride, 32, m.rounded_input, scales + row * groups, wide + row * groups);
@@ -555,10 +544,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       sums[g] = static_cast<float>(total[0] + total[1]) * scale;
 #if BYTE_PRODUCTS
       split_bytes<Int8>(to, 32, bytes + 64 * g, bytes + 64 * g + 32);
-      if (row < tiled) {
-        const int64_t tile = row / kAmxRows * groups + g - row * groups;
-        __builtin_memcpy(tiles + (tile * kAmxRows + row % kAmxRows) * 32, bytes + 64 * g + 32, 32);
-      }
+      if (row < tiled) put_into_tile(tiles, row, g - row * groups, groups, bytes + 64 * g + 32);
 #endif
     }
   });

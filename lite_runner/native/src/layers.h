@@ -61,7 +61,6 @@ struct BlockForm {
   constexpr int64_t words_at() const { return minimums_at() + (minimums ? scales_bytes() : 0); }
   constexpr int64_t words_bytes() const { return bits * 4 * kPanel; }  // of 32 inputs
   constexpr int64_t bytes() const { return words_at() + span / 32 * words_bytes(); }
-  constexpr int64_t group_bytes() const { return bytes() / (span / 32); }  // for each 32 inputs
 };
 
 constexpr BlockForm kBlockForms[] = {

@@ -599,7 +599,7 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
           moved(rows.sums, groups),
           moved(rows.totals, m.blocks() ? m.depth() / 16 : groups),
           moved(rows.rounded, m.depth()),
-          kAmxRows && first % kAmxRows == 0 ? moved(rows.tiles, m.depth()) : nullptr};
+          first == 0 ? rows.tiles : nullptr};
 }
 
 // Rows of floats that the L2 cache does not hold go through a few panels in parts, of as many as fill
