@@ -40,6 +40,8 @@ from tests.tiny_gguf import write_tiny_gguf
 
 HANG_S = 60.0
 REPLACED_S = 300.0  # Ray starts another process, with a model of its own
+ATTEMPTS = 3  # to start it
+TOO_SLOW = "The current node timed out during startup"  # after 30 s, which are in Ray's code
 CLIENTS = 6
 ADAPTERS = ("first", "second")  # folders of what is served as SWAPPED in turn
 SWAPPED = "swapped"
@@ -230,6 +232,13 @@ class Chaos:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         else:  # Ray waits for times of day, which the kernel knows and the library does not move
             environment |= {"LD_PRELOAD": str(self._library()), "CLOCK": str(self._clock)}
+        for _ in range(ATTEMPTS):
+            if TOO_SLOW not in (said := self._started(command, environment)):
+                break
+        assert not said, f"the server did not start: {said}"
+
+    def _started(self, command: list[Any], environment: dict[str, str]) -> str:
+        """Empty once it answers; otherwise the last that it has said."""
         self._process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -241,11 +250,13 @@ class Chaos:
         assert self._process.stderr is not None
         lines, found, seen = self._process.stderr, None, deque[str](maxlen=30)
         while found is None:
-            seen.append(line := lines.readline())
-            assert line, f"the server did not start: {''.join(seen)}"
+            if not (line := lines.readline()):
+                return "".join(seen)
+            seen.append(line)
             found = re.search(r"on (http://\S+)", line)
         self._url = found[1]
         threading.Thread(target=lambda: deque(lines, 0), daemon=True).start()
+        return ""
 
     @property
     def _clock(self) -> Path:
@@ -297,6 +308,8 @@ class Chaos:
         clients = [asyncio.create_task(self._client(http, over)) for _ in range(CLIENTS)]
         try:
             await fault(http)
+            if self._ray:
+                await self._all_ready(http)
             await self._answered()
         finally:
             over.set()
@@ -312,6 +325,16 @@ class Chaos:
         ends = time.monotonic() + HANG_S
         while not self._outcomes["right"] and time.monotonic() < ends:
             await asyncio.sleep(0.01)
+
+    async def _all_ready(self, http: httpx2.AsyncClient) -> None:
+        """Until each replica has its model: too little memory ends both, one after the other."""
+        ends = time.monotonic() + REPLACED_S
+        while True:
+            answer = await http.get(f"{self._url}/metrics")
+            if len(set(re.findall(r'replica="(\w+)"', answer.text))) == 2:
+                return
+            assert time.monotonic() < ends, "no second replica"
+            await asyncio.sleep(0.1)
 
     async def _client(self, http: httpx2.AsyncClient, over: asyncio.Event) -> None:
         while not over.is_set():

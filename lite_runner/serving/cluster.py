@@ -60,6 +60,8 @@ _RETRIES = 2  # of a replica that cannot be started
 _ONGOING = 10_000  # requests of a replica: its engine refuses what is too much, with 429
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _METRICS_S = 5.0  # for the metrics of all replicas; those that are late are left out
+_ACCEPT_S = 30.0  # until a replica accepts a request: there is none while all of them start
+_ACCEPTED: Message = {"type": "accepted"}  # before the application's messages
 # Fields of a request that the application reads; the rest of Ray's scope cannot be sent.
 _SCOPE = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
@@ -131,7 +133,7 @@ def _cluster() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(include_dashboard=False, logging_level="warning")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bare one where a node takes too long to start
         raise EnvironmentFault(
             f"serve.engine=ray: no connection to the cluster: {str(error).strip()}",
             "ray start --head on this machine, ray start --address=... on workers",
@@ -230,7 +232,7 @@ class Replica:
 
     async def whole(self, scope: Scope, body: bytes, adapters: AdapterFolders) -> Whole:
         """The application's answer to a request that concerns each replica."""
-        messages = [message async for message in self.answer(scope, body, adapters, b"")]
+        _, *messages = [message async for message in self.answer(scope, body, adapters, b"")]
         parts = [message.get("body", b"") for message in messages]
         replica = ray_serve.get_replica_context().replica_id.unique_id
         found = Whole(replica, messages[0], b"".join(parts))
@@ -241,7 +243,9 @@ class Replica:
     async def answer(
         self, scope: Scope, body: bytes, adapters: AdapterFolders, key: bytes
     ) -> AsyncGenerator[Message, None]:
-        """The messages that the application sends for a request; `key`: what it was routed by."""
+        """_ACCEPTED, then the messages that the application sends for a request; `key`: what it
+        was routed by."""
+        yield _ACCEPTED
         if adapters.version > self._adapters.version:
             await self.follow(adapters)
         asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -324,6 +328,11 @@ class Door:
         """Send the messages of a replica as they come."""
         streams: bool | None = None  # None: nothing has been sent
         try:
+            try:
+                await asyncio.wait_for(anext(messages), _ACCEPT_S)
+            except TimeoutError:
+                messages.cancel()
+                raise _NO_REPLICA from None
             async for message in messages:
                 if message["type"] == "http.response.start":
                     headers = MutableHeaders(scope=message)
@@ -396,6 +405,7 @@ class Door:
 
 
 _UNAVAILABLE = ApiError(503, "the replica of this request has failed", code="unavailable")
+_NO_REPLICA = ApiError(503, "no replica is ready: they are starting", code="unavailable")
 _STOPPED = ApiError(503, "the server is shutting down", code="unavailable")
 
 

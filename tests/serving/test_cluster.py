@@ -36,33 +36,52 @@ from lite_runner.architectures import KNOWN
 
 register(dataclasses.replace(KNOWN["llama"], name="mine"))
 """
-# What the door sends where the answer of a replica, of each content type or not begun, fails here.
-FAILS = """
+# What the door sends where a replica answers with `messages`.
+DOOR = """
 import asyncio, json, sys
 from types import SimpleNamespace
-from lite_runner.serving.cluster import Door
+from lite_runner.serving import cluster
 
-async def answer(*_):
+def sent_for(messages):
+    asked, sent = [{"type": "http.request", "body": b"{}"}], []
+
+    async def receive():
+        if asked:
+            return asked.pop()
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append({**message, "body": message.get("body", b"").decode(), "headers": None})
+
+    replicas = SimpleNamespace(answer=SimpleNamespace(remote=lambda *_: messages))
+    door = cluster.Door(SimpleNamespace(options=lambda **_: replicas), None, [])
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(door(scope, receive, send))
+    return json.dumps(sent)
+"""
+# The answer of a replica, of each content type or not begun, fails.
+FAILS = """
+async def answer(content_type):
+    yield {"type": "accepted"}
     if content_type:
         headers = [(b"content-type", content_type.encode())]
         yield {"type": "http.response.start", "status": 200, "headers": headers}
     raise KeyError("unforeseen")
 
-async def receive():
-    if asked:
-        return asked.pop()
-    await asyncio.Event().wait()
-
-async def send(message):
-    sent.append({**message, "body": message.get("body", b"").decode(), "headers": None})
-
-replicas = SimpleNamespace(answer=SimpleNamespace(remote=answer))
-door = Door(SimpleNamespace(options=lambda **_: replicas), None, [])
-scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 for content_type in sys.argv[1:]:
-    asked, sent = [{"type": "http.request", "body": b"{}"}], []
-    asyncio.run(door(scope, receive, send))
-    print(json.dumps(sent))
+    print(sent_for(answer(content_type)))
+"""
+# No replica accepts the request.
+ALL_START = """
+class Waiting:
+    async def __anext__(self):
+        await asyncio.Event().wait()
+
+    def cancel(self):
+        print("cancelled")
+
+cluster._ACCEPT_S = 0.01
+print(sent_for(Waiting()))
 """
 MANY = 8000  # tokens of an answer that nobody waits for
 TOO_SLOW = "The current node timed out during startup"  # after 30 s, which are in Ray's code
@@ -398,7 +417,7 @@ def test_running_requests_complete_and_disconnected_clients_are_dropped(served: 
 def test_an_unexpected_error_is_reported(ray_python: Path) -> None:
     types = ("", "text/event-stream", "application/json")
     done = subprocess.run(
-        [ray_python, "-c", FAILS, *types],
+        [ray_python, "-c", DOOR + FAILS, *types],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         encoding="utf-8",
@@ -416,6 +435,21 @@ def test_an_unexpected_error_is_reported(ray_python: Path) -> None:
         assert not others[-1].get("more_body")
         body = others[-1]["body"].removeprefix("data: ")
         assert json.loads(body)["error"]["message"] == told
+
+
+def test_no_request_waits_for_all_replicas_to_start(ray_python: Path) -> None:
+    done = subprocess.run(
+        [ray_python, "-c", DOOR + ALL_START],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    cancelled, line = done.stdout.splitlines()
+    start, answer = json.loads(line)
+    assert cancelled == "cancelled" and start["status"] == 503
+    told = {"code": "unavailable", "message": "no replica is ready: they are starting"}
+    assert json.loads(answer["body"])["error"].items() >= told.items()
 
 
 def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> None:
