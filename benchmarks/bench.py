@@ -3,7 +3,7 @@
 All are command templates; {prompts}, {new_tokens} and {threads} are filled in. {prompts} is a
 JSON file of token ids, a list a row. A command prints one line of JSON, measure.Measurement, as
 the last line of its standard output. The first run of each is not counted: it warms the file
-cache, and for ours the compile cache.
+cache, and for ours the compile cache. A peer that fails is left out, and named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,14 +53,19 @@ def make_prompts(batch: int, length: int, vocabulary: int = VOCABULARY) -> list[
     return [text[row * STRIDE : row * STRIDE + length] for row in range(batch)]
 
 
+class CommandFailed(Exception):
+    """A command did not print its measurement: how it ended, and its error output."""
+
+
 def measure(template: str, values: dict[str, str]) -> dict[str, Any]:
-    """Run one command and read its last line; its error output is shown if it fails."""
+    """Run one command and read its last line. Raises CommandFailed."""
     # Split before filling in, so that a value may hold spaces.
     command = [part.format(**values) for part in shlex.split(template)]
     threads = {"OMP_NUM_THREADS": values["threads"]}
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
-    if done.returncode:
-        sys.exit(f"{shlex.join(command)} ended in {done.returncode}:\n{done.stderr[-4000:]}")
+    if code := done.returncode:
+        ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise CommandFailed(f"{shlex.join(command)} ended {ended}\n{done.stderr[-4000:]}".strip())
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -136,6 +142,8 @@ def main() -> None:
     everything: list[dict[str, Any]] = []
     rows: list[list[str]] = []
     notes = []
+    failed: dict[int, str] = {}  # how a command ended, by its place
+    templates = [arguments.ours, *arguments.peer]
     with tempfile.TemporaryDirectory() as folder, neighbours(arguments.neighbours):
         for batch in arguments.batches:
             prompts = Path(folder) / f"prompts_{batch}.json"
@@ -146,18 +154,27 @@ def main() -> None:
                 "new_tokens": str(arguments.new_tokens),
                 "threads": str(arguments.threads),
             }
-            templates = [arguments.ours, *arguments.peer]
-            engines: list[list[dict[str, Any]]] = [[] for _ in templates]
+            measured: list[list[dict[str, Any]]] = [[] for _ in templates]
             for round_number in range(arguments.rounds + 1):
-                for template, runs in zip(templates, engines, strict=True):
-                    result = measure(template, values)
+                for place, template in enumerate(templates):
+                    if place in failed:
+                        continue
+                    try:
+                        result = measure(template, values)
+                    except CommandFailed as failure:
+                        if place == 0:
+                            sys.exit(str(failure))
+                        print(f"left out: {failure}", file=sys.stderr)
+                        failed[place] = str(failure).splitlines()[0]
+                        continue
                     if round_number:
-                        runs.append(result)
+                        measured[place].append(result)
                     print(
                         f"batch {batch}, round {round_number}/{arguments.rounds}: "
                         f"{result['engine']} {result['decode_tok_s']:.1f} tok/s",
                         file=sys.stderr,
                     )
+            engines = [runs for place, runs in enumerate(measured) if place not in failed]
             rows += rows_of(batch, engines)
             for peer in engines[1:]:
                 verdict = agreement(engines[0][0]["token_ids"], peer[0]["token_ids"])
@@ -172,6 +189,8 @@ def main() -> None:
         f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}. "
         f"These threads read memory at {memory:.1f} GB/s."
     )
+    for ended in failed.values():
+        print(f"Left out: {ended}.")
     if arguments.neighbours:
         print(f"{arguments.neighbours} busy processes ran beside all of them.")
     elif (busy := others.busy_cores()) > BUSY:

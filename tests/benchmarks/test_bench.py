@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ FIGURES: dict[str, Any] = {
 }
 
 
-def bench(folder: Path, *engines: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """One round of engines that print these lines; the first is ours."""
-    options = []
+def bench(
+    folder: Path, *engines: dict[str, Any], others: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """One round of engines that print these lines, and of other commands; the first is ours."""
+    options = [f"--peer={command}" for command in others]
     for index, engine in enumerate(engines):
         file = folder / f"{index} .json"
         file.write_text("a line before\n" + json.dumps(engine) + "\n")
@@ -56,15 +59,28 @@ def test_each_engine_has_a_row_and_ratios(tmp_path: Path) -> None:
     assert ceiling and float(ceiling[1]) > 0
 
 
-def test_an_engine_that_fails_ends_it(tmp_path: Path) -> None:
-    ours = {"engine": "ours", "token_ids": [[1]], **FIGURES}
+def test_a_peer_that_fails_is_left_out_and_named(tmp_path: Path) -> None:
+    dies = shlex.join([sys.executable, "-c", "import os; os.kill(os.getpid(), 4)"])
+    done = bench(
+        tmp_path,
+        {"engine": "ours", "token_ids": [[1]], **FIGURES},
+        {"engine": "peer", "token_ids": [[1]], **FIGURES},
+        others=["cat nothing-here", dies],
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| 2")]
+    assert [row.split("|")[2].strip() for row in rows] == ["ours", "peer"]
+    assert "Left out: cat nothing-here ended with exit code 1." in done.stdout
+    assert f"Left out: {dies} ended by SIGILL." in done.stdout
+    assert "nothing-here: No such file" in done.stderr
+
+
+def test_ours_that_fails_ends_it(tmp_path: Path) -> None:
     script = ROOT / "benchmarks/bench.py"
-    file = tmp_path / "ours.json"
-    file.write_text(json.dumps(ours))
     done = subprocess.run(
-        [sys.executable, str(script), "--ours", f"cat {file}", "--peer", "cat nothing-here"],
+        [sys.executable, str(script), "--ours", "cat nothing-here", "--peer", "true"],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
-    assert "cat nothing-here ended in 1" in done.stderr
+    assert "cat nothing-here ended with exit code 1" in done.stderr
