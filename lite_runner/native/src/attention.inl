@@ -5,6 +5,7 @@
 // both come to the same bits.
 
 constexpr int64_t kQueries = 96;  // rows of queries at most that go through the keys together
+constexpr int64_t kQueriesInPairs = 192;  // the same, where keys are first laid out as pairs of bfloat16
 
 struct Running {  // of some rows of queries
   float *most, *total;  // [rows]: log2(e) times the largest score; sum of exponentials
@@ -273,6 +274,7 @@ struct Attention {
   int64_t out_stride;
 
   int64_t group() const { return layer.heads / layer.kv_heads; }
+  int64_t queries() const { return larger_of(group(), bfloat16 ? kQueriesInPairs : kQueries); }
   int64_t panels() const { return (layer.head_dim + kPanel - 1) / kPanel; }
 
   // Some tokens' rows for one key/value head.
@@ -346,7 +348,7 @@ struct Attention {
   // of a single token are in the order in which a block has its heads.
   int64_t plan(Item* items) const {
     int64_t count = 0;
-    const int64_t together = larger_of<int64_t>(1, kQueries / group());
+    const int64_t together = queries() / group();
     for (int64_t token = 0; token < step.count;) {
       int64_t tokens = 1;
       while (tokens < together && token + tokens < step.count &&
@@ -369,7 +371,7 @@ struct Attention {
   void run() const {
     Item* items = scratch<Item>(kItems, step.count * layer.kv_heads * step.table_width);
     const int64_t count = plan(items);
-    const int64_t rows = larger_of(kQueries, group()), dim = even(layer.head_dim);
+    const int64_t rows = queries(), dim = even(layer.head_dim);
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
     const int64_t local = rows * (dim + 3) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
@@ -379,7 +381,8 @@ struct Attention {
     bool prompts = false;
     for (int64_t index = 0; index < count; ++index) prompts = prompts || items[index].chunk < 0;
     const int64_t each = prompts ? 1 : 1 + count / (4 * threads());  // also of an empty step
-    parallel_for_some(count, each, [&](int64_t index, int thread) {
+    parallel_for_some(count, each, [&](int64_t turn, int thread) {
+      const int64_t index = prompts ? count - 1 - turn : turn;  // the longest first
       const Item& item = items[index];
       float* x = locals + thread * local;
       float* slope = x + rows * (dim + 2);
