@@ -371,7 +371,7 @@ def _metric(figures: Mapping[str, float], name: str) -> float | None:
         return next((figures[key] for key in FIGURES if key in figures), None)
     if name not in figures:
         listed = ", ".join(figures) or "none"
-        raise ConfigError(f"sweep_metric={name}: no figure of {RESULT}; there are {listed}")
+        raise ConfigError(f"sweep_metric={name}: no figure of {RESULT}; expected one of {listed}")
     return figures[name]
 
 

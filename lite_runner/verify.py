@@ -40,7 +40,7 @@ def verify(words: Sequence[str]) -> int:
             f" expected one of {', '.join(VERIFIABLE)}"
         )
     if config.get("use_parallel"):
-        raise ConfigError(f"verify: {folder} ran in several ranks, which is not done here")
+        raise ConfigError(f"verify: {folder} ran in several ranks, which verify does not support")
     with temporary_folder("verify") as work:
         after = _again(config, work)
         parts = _compared(before, after, folder, work / "run")
@@ -53,7 +53,7 @@ def verify(words: Sequence[str]) -> int:
         raise RunnerError(
             f"verify: {len(differing)} of {len(parts)} {unit} differ from those of {folder}:"
             f" {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
-            "the lines above say what else is other than it was; runs with"
+            "the lines above show what else has changed; runs with"
             " context.reproducible=true have the same bits on every processor",
         )
     return 0
@@ -94,7 +94,7 @@ def _compared(
         [[row.get(key) for key in _OF_ROWS] for row in one["results"]] for one in (before, after)
     ]
     if len(rows[0]) != len(rows[1]):
-        raise RunnerError(f"verify: there were {len(rows[0])} texts, and are {len(rows[1])}")
+        raise RunnerError(f"verify: got {len(rows[1])} texts, expected {len(rows[0])}")
     pairs = zip(*rows, strict=True)
     return [(f"text {place}", one == again) for place, (one, again) in enumerate(pairs)]
 
@@ -119,5 +119,5 @@ def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     rows = []
     for name in {**named[0], **named[1]}:
         then, now = (str(one.get(name, "not known")) for one in named)
-        rows.append((name, f"{now}, as then" if now == then else f"{now}; then {then}"))
+        rows.append((name, f"{now} (unchanged)" if now == then else f"{now} (was {then})"))
     return rows

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     add("--src_strategy", type=Path, help="file or folder; not needed for a whole checkpoint")
     add("--dst_strategy", type=Path, help="file or folder; none: merge to one rank")
     add("--prefix", default="checkpoint_", help="of the names of the shards")
-    add("--world_size", type=int, help="ranks to cut for, as --dst_strategy says")
+    add("--world_size", type=int, help="ranks to shard for, as --dst_strategy says")
     add("--rank_id", type=int, default=0, help="with --transform_by_rank: the rank to write")
     add("--transform_by_rank", type=str2bool, default=False, help="write one rank only")
     add("--transform_process_num", type=int, default=1, help="ranks written at a time")
@@ -101,7 +101,7 @@ def transform(flags: argparse.Namespace) -> None:
         raise ConfigError(f"--world_size: got {flags.world_size}, but the strategy is of {ranks}")
     if flags.transform_by_rank and not 0 <= flags.rank_id < ranks:
         raise ConfigError(f"--rank_id: got {flags.rank_id}, expected 0 to {ranks - 1}")
-    with progress.step(f"cut for {ranks} ranks", unit="B") as step:
+    with progress.step(f"shard for {ranks} ranks", unit="B") as step:
         write_shards(
             flags.dst_checkpoint_dir,
             tensors,

@@ -59,7 +59,7 @@ def targets() -> frozenset[str]:
 
 @cache
 def extras() -> frozenset[str]:
-    """What may follow the name of the package in brackets, as `name[extra]`."""
+    """The package's extras: the names in brackets after it, as `name[extra]`."""
     text = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     (name,) = re.findall(r"^name = (.*)$", text, re.MULTILINE)
     _, _, found = text.partition("[options.extras_require]\n")

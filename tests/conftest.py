@@ -138,7 +138,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What fixtures of many tests write to the working folder is not written to the checkout."""
+    """Keep session fixtures from writing to the checkout: their working folder is another."""
     os.chdir(tmp_path_factory.mktemp("session"))
 
 
@@ -575,7 +575,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    """What a test registers is gone behind it."""
+    """Remove registrations of a test after it."""
     from lite_runner.architectures import KNOWN
     from lite_runner.mindir import graph_inputs, write_static_pair
 

@@ -60,7 +60,7 @@ def _joined(text: str) -> str:
 
 
 def _next(end: re.Match[str]) -> str:
-    """What stands between two lines of a loop when they are one."""
+    """The separator of two lines of a loop when they are joined."""
     return f"{end[1]} " if end[1] else "; "
 
 
@@ -78,7 +78,7 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """Where the links of a page lead."""
+    """The targets of a page's links."""
     return _LINK.findall(prose(page))
 
 

@@ -22,7 +22,7 @@ _PIECE = 1 << 14
 
 @dataclass
 class Behaviour:
-    """What is served, and how; it may change while the server runs."""
+    """The served files, and how they are served; it may change while the server runs."""
 
     repositories: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # name -> files
     packages: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # name -> wheels

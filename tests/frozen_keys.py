@@ -62,7 +62,7 @@ def written(words: list[str]) -> str:
 
 @cache
 def typed() -> dict[str, Any]:
-    """What samples.yaml holds: `lines`, `samples` and `meaningless`."""
+    """The contents of samples.yaml: `lines`, `samples` and `meaningless`."""
     found: dict[str, Any] = yaml.safe_load((FOLDER / "samples.yaml").read_text(encoding="utf-8"))
     return found
 
@@ -78,7 +78,7 @@ def meaningless() -> set[tuple[str, str]]:
 
 
 def took(run_mode: str, key: str) -> bool:
-    """Whether a key with some value was accepted by a run mode, and meant something."""
+    """True if a run mode accepted a key with some value, and it had an effect."""
     verdicts = stored("accepted.json")
     return (run_mode, key) not in meaningless() and any(
         verdicts[sample][run_mode].startswith("accepted")
@@ -94,7 +94,7 @@ def command_line(run_mode: str, sample: str) -> list[str]:
 
 
 def verdict(words: list[str], key: str) -> str:
-    """What becomes of a command line; `key` is the one whose value is shown."""
+    """The outcome of a command line; `key` is the one whose value is shown."""
     try:
         config = resolved(words)
     except ConfigError as error:
@@ -139,7 +139,7 @@ def former(run_mode: str, here: Path) -> Path:
 
 
 def changed_run_mode(before: str, after: str, here: Path) -> str:
-    """What becomes of a run mode's config.yaml that is repeated with another run mode typed."""
+    """The outcome of a run mode's config.yaml that is repeated with another run mode typed."""
     needed = [word for word in typed()["lines"][after] if not word.startswith("model=")]
     return verdict(
         ["--config", str(former(before, here)), f"run_mode={after}", *needed], "run_mode"
@@ -186,7 +186,7 @@ def stored(name: str) -> dict[str, dict[str, str]]:
 
 
 def merged(name: str, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """What is stored, and what was found besides."""
+    """The stored entries, and those found in addition."""
     before = {} if "--overwrite" in sys.argv else stored(name)
     return {key: inner | before.get(key, {}) for key, inner in found.items()}
 

@@ -31,7 +31,7 @@ NAMES = ("dry", "results", "exit_codes")
 
 @cache
 def typed() -> dict[str, dict[str, str]]:
-    """What runs.yaml holds: `runs`, `dry` and `faults`."""
+    """The contents of runs.yaml: `runs`, `dry` and `faults`."""
     found: dict[str, dict[str, str]] = yaml.safe_load((FOLDER / "runs.yaml").read_text("utf-8"))
     return found
 

@@ -24,7 +24,7 @@ CHANGED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def checkout() -> State:
-    """What tests must leave as it is."""
+    """The checkout, which tests must not change."""
     return files(ROOT, EDITED)
 
 

@@ -41,7 +41,7 @@ else:  # a rank, which gets all of it
 
 
 def light_package(folder: Path) -> str:
-    """What PYTHONPATH is to be: a folder with the package, which is written there."""
+    """The value for PYTHONPATH: a folder with the package, which is written there."""
     (folder / "mindspore").mkdir()
     (folder / "mindspore/__init__.py").write_text(PACKAGE)
     return str(folder)

@@ -53,7 +53,7 @@ def files() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def outcome(raw: Mapping[str, Any], path: Path) -> str:
-    """What comes of a file: it runs, or the first line of the error."""
+    """The outcome of a file: it runs, or the first line of the error."""
     path.write_text(yaml.dump(raw, Dumper=yaml.CSafeDumper), encoding="utf-8")
     try:
         resolve(parse(["--config", str(path), *LINE, *MORE], heads()))
@@ -63,7 +63,7 @@ def outcome(raw: Mapping[str, Any], path: Path) -> str:
 
 
 def shortened(raw: dict[str, Any]) -> dict[str, Any]:
-    """What of a file can change its outcome; of another architecture that alone."""
+    """The parts of a file that can change its outcome; of another architecture that alone."""
     if (arch := arch_of(raw)) not in networks():
         return {"model": {"arch": {"type": arch}}}
     return {key: _kept(value, key) for key, value in raw.items()}

@@ -227,7 +227,7 @@ def _swapped(values: Floats, first: int, second: int) -> Floats:
 
 
 def _halves(values: Floats, heads: int) -> Floats:
-    """What `_interleaved` undoes."""
+    """The inverse of `_interleaved`."""
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 

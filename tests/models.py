@@ -13,7 +13,7 @@ from tests.paths import REFERENCE
 
 @cache
 def model_named(name: str) -> Decoder:
-    """What model=NAME stands for."""
+    """The model of model=NAME."""
     words = [f"model={name}", "load_checkpoint=random", "predict_data=x"]
     model = resolve(parse(words, heads()))[0].model_config()
     assert model is not None

@@ -136,7 +136,7 @@ def raising(error: BaseException) -> Callable[[RunConfig], int]:
         (app.Terminated(), 143, "terminated\n"),
     ],
 )
-def test_how_a_run_ends_is_its_exit_code(
+def test_exit_codes_of_runs(
     launched: Launched,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,

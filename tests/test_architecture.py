@@ -253,7 +253,7 @@ def nodes_without(node: ast.AST, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
 
 @cache
 def imports_at_start(path: Path) -> set[str]:
-    """What importing this file imports: function bodies and type checking are left out."""
+    """The modules that a file imports at start: function bodies and type checking are left out."""
     nodes = nodes_without(tree_of(path), ast.FunctionDef, ast.AsyncFunctionDef, ast.expr)
     return set(imports(nodes, module_name(path)))
 
@@ -397,7 +397,7 @@ TOKENIZER_KINDS = {"lite_runner.text.gguf"}
 
 @over(MODULES)
 def test_architecture_names_occur_only_in_their_own_file(path: Path) -> None:
-    """What else depends on a model asks its description."""
+    """Other code that depends on a model asks its description."""
     name = module_name(path)
     if part_of(name) == "architectures" or name in TOKENIZER_KINDS:
         return

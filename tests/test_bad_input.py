@@ -83,7 +83,7 @@ def test_a_folder_or_file_that_is_no_checkpoint(fails: Fails, tmp_path: Path) ->
     assert "starts with b'# Notes'" in fails(4, HI, "load_checkpoint=notes/notes.md")
 
 
-def test_what_git_lfs_leaves_for_a_file(fails: Fails, write_tiny_llama: WriteModel) -> None:
+def test_a_pointer_of_git_lfs(fails: Fails, write_tiny_llama: WriteModel) -> None:
     file = write_tiny_llama("model") / "model.safetensors"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 9\n")
     message = fails(4, HI, "load_checkpoint=model")

@@ -217,7 +217,7 @@ def test_adapters_that_were_cut_are_cut_again(
         assert cut() == expected
         assert file.read_bytes() == whole[file]
         what = "adapters are" if file.suffix == ".json" else "adapter is"
-        assert f"{file} is damaged, and the {what} cut again" in capfd.readouterr().err
+        assert f"{file} is damaged, and the {what} sharded again" in capfd.readouterr().err
     assert cut() == expected and not capfd.readouterr().err
 
 
@@ -234,7 +234,7 @@ def test_a_cut_adapter_that_is_not_whole_is_cut_again_alone(
     else:
         _replace(file, {"empty": b"", "short": whole[:-7], "long": whole + b"x"}[damage])
     assert cut() == expected and file.read_bytes() == whole
-    told = f"{file} is damaged, and the adapter is cut again"
+    told = f"{file} is damaged, and the adapter is sharded again"
     assert (told in capfd.readouterr().err) == (damage != "gone")
     assert others and {other: other.stat().st_mtime_ns for other in others} == written
 
@@ -247,4 +247,4 @@ def test_cut_adapters_that_a_user_names_are_refused(tmp_path: Path, cut: Cut) ->
     for file in damages(*files_in(tmp_path)):
         with pytest.raises(ArtifactError, match=f"{file}: ") as caught:
             open_shards(tmp_path, model, Ranks(1, 1, 2), names, vocab_parallel=True)
-        assert "cut them again" in caught.value.hint
+        assert "shard them again" in caught.value.hint

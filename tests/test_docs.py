@@ -92,7 +92,7 @@ def test_the_map_of_the_code_has_every_folder() -> None:
 
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every reader's folder begins with."""
+    """The initial contents of every reader's folder."""
     folder = tmp_path_factory.mktemp("reader")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -198,7 +198,7 @@ def with_stand_ins(page: str, command: Command) -> tuple[str, bool]:
 
 
 @pytest.mark.usefixtures("reader")
-def test_what_is_not_run_exists(subtests: pytest.Subtests) -> None:
+def test_commands_that_are_not_run_exist(subtests: pytest.Subtests) -> None:
     for command in sorted({each.text for _, each in COMMANDS} & NOT_RUN):
         with subtests.test(command=command):
             if found := ARGUMENTS.search(command):
@@ -215,7 +215,7 @@ def test_commands_in_the_text_exist(subtests: pytest.Subtests) -> None:
 
 
 def check_exists(command: str) -> None:
-    """That the make target, or the script with its flags, exists."""
+    """Check that the make target, or the script with its flags, exists."""
     words = shlex.split(command)
     while "=" in words[0] and "/" not in words[0]:  # NAME=value before a command
         words.pop(0)
@@ -232,7 +232,7 @@ def check_exists(command: str) -> None:
 
 @cache
 def help_of(script: str) -> str:
-    """What `python script --help` prints."""
+    """The output of `python script --help`."""
     done = subprocess.run(
         [sys.executable, str(ROOT / script), "--help"],
         capture_output=True,
@@ -281,7 +281,7 @@ def page_shape(text: str) -> list[list[str]]:
 
 
 def link_targets(page: Path) -> list[str]:
-    """Where the links of a page lead, from the root, sorted alike in both languages; but to the
+    """The targets of a page's links, from the root, sorted alike in both languages; but to the
     page in the other language."""
     found = []
     for link in re.findall(r"(?<!\[English)\]\((?!README)(.*?)\)", prose(page)):
@@ -294,7 +294,7 @@ def link_targets(page: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("reader")
-def test_what_is_typed_in_place_of_other_programs_is_accepted() -> None:
+def test_commands_that_replace_other_programs_are_accepted() -> None:
     """The commands of the table, and that a flag of it is refused with the key beside it."""
     page = page_text("coming-from-llama-cpp")
     typed = re.findall(r"`python run_lite\.py (model=tiny\.gguf .*?)`", page)
@@ -339,5 +339,5 @@ def test_every_block_has_a_language(subtests: pytest.Subtests) -> None:
 
 
 def hides(block: Block) -> bool:
-    """Whether a block that is not run has a line that looks like a command."""
+    """True if a block that is not run has a line that looks like a command."""
     return bool(re.search(r"^(\$ |python |make |bash |pip )", block.text, re.MULTILINE))

@@ -29,7 +29,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(cache: Path, script: Path, *arguments: str, stdin: str = "") -> str:
-    """What a script prints to standard output when it is run in this process."""
+    """The standard output of a script that is run in this process."""
     printed = io.StringIO()
     with (
         mock.patch.dict("os.environ", {"LITE_RUNNER_CACHE": str(cache)}),
@@ -51,7 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_name(cache: Path, lite_python: Path) -> str:
-    """What offline_by_name.py printed, after which there is an exported model in the cache."""
+    """The output of offline_by_name.py, after which there is an exported model in the cache."""
     assert lite_python.is_file()
     return run(cache, EXAMPLES / "offline_by_name.py", "tiny_llama")
 
@@ -65,7 +65,7 @@ def graph(cache: Path, by_name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def online(cache: Path) -> str:
-    """What pipeline_online.py printed."""
+    """The output of pipeline_online.py."""
     return run(cache, EXAMPLES / "pipeline_online.py", "tiny_llama")
 
 
@@ -100,7 +100,7 @@ def test_a_notebook_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def values_of(notebook: str) -> list[Any]:
-    """What the cells of a notebook give, run one after another."""
+    """The values of a notebook's cells, run one after another."""
     cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
     return [

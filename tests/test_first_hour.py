@@ -46,7 +46,7 @@ model:
 
 
 def complaints(command: dict[str, Any], code: int, out: str, err: str) -> list[str]:
-    """What is not as the command's entry says."""
+    """The differences from the command's entry."""
     found = []
     if code != command.get("exit", 0):
         found.append(f"exit {code}, expected {command.get('exit', 0)}")
@@ -80,7 +80,7 @@ def test_the_first_hour(
 
 
 def lay_out() -> None:
-    """What the three users have in their folder."""
+    """Write the files that the three users have in their folder."""
     write_tiny_gguf(Path("tiny.gguf"))
     Path("predict_llama.yaml").write_text(MINDFORMERS, encoding="utf-8")
     Path("prompts.txt").write_text("One, two,\nThe end\n", encoding="utf-8")

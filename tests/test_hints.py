@@ -157,7 +157,7 @@ PLACEHOLDER = re.compile(r"[A-Z]{2}.*|[NX]|.*\.\.\.|")
 
 
 def refused_again(words: list[str]) -> Iterator[str]:
-    """What a command line is told to add, and is refused for once it is added."""
+    """Hints of a command line that, once followed, are refused."""
     try:
         jobs_of(parse(words, heads()))
     except ConfigError as error:

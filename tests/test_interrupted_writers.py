@@ -46,7 +46,7 @@ LARGEST = 4096  # bytes of a file, where the disk is full
 
 
 def forked(action: Callable[[], int]) -> int:
-    """How a child that runs `action` ends: its exit code, or minus the signal."""
+    """The exit status of a child that runs `action`: its code, or minus the signal."""
     pid = os.fork()
     if pid == 0:
         code = 70

@@ -294,12 +294,12 @@ def test_a_rank_is_waited_for_until_a_second_ctrl_c_or_for_some_time(
         ([], 2, "use_parallel=false: each would do the whole job"),
         (["parallel=tp4"], 2, "expected 4: data_parallel=1 * model_parallel=4"),
         (["use_parallel=true"], 2, "parallel_config.model_parallel=2"),
-        (["run_mode=convert", "convert_output=x"], 2, "run_mode=convert is done by one process"),
+        (["run_mode=convert", "convert_output=x"], 2, "run_mode=convert runs in one process"),
         (["--multirun", "seed=1,2"], 2, "--multirun"),
         ([], 3, "MS_SCHED_HOST"),
     ],
 )
-def test_what_cannot_be_joined_is_refused_before_anything_is_done(
+def test_jobs_that_cannot_be_joined_are_refused_first(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

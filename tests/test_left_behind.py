@@ -24,7 +24,7 @@ WRITES = {
 
 @pytest.mark.parametrize("writes", [[*WRITES], [*WRITES][-1:]], ids=["some", "none"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_tests_write_is_named(tmp_path: Path, writes: list[str], workers: int) -> None:
+def test_files_that_tests_leave_are_named(tmp_path: Path, writes: list[str], workers: int) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
     for name in CONFTEST:

@@ -347,7 +347,7 @@ def test_files_replaced_by_the_namesake_are_reported(wheel: Path, tmp_path: Path
 
 
 def test_the_namesake_beside_ours_is_reported(installed: Path, tmp_path: Path) -> None:
-    """Where its modules are elsewhere, or were replaced by ours, a run goes on with a note."""
+    """If its modules are elsewhere, or were replaced by ours, a run continues with a note."""
     put_namesake(tmp_path / "site", **{})
     env = {"PYTHONPATH": str(tmp_path / "site"), "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
     job = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=1")
@@ -405,7 +405,7 @@ def normalized(name: str) -> str:
 
 
 def test_the_environment_is_the_locked_one() -> None:
-    """What is tested is what is pinned; `make test` brings the one to the other."""
+    """The tested packages are the pinned ones; `make test` installs them."""
     locked = pins("lock.txt")
     for item in metadata.distributions():
         name = normalized(item.name)

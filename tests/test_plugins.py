@@ -30,7 +30,7 @@ register(dataclasses.replace(KNOWN["llama"], name=family_name.NAME))
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """What a test imports and registers is gone behind it."""
+    """Remove imports and registrations of a test after it."""
     modules, path = set(sys.modules), list(sys.path)
     yield
     KNOWN.pop("mine", None)
@@ -120,7 +120,7 @@ def test_a_file_that_fails_is_named(tmp_path: Path, text: str, said: str) -> Non
     assert "fails.py" in caught.value.message
 
 
-def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
+def test_invalid_python_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="expected a folder of Python files"):
             register_from(str(path))

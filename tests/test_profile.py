@@ -141,7 +141,7 @@ def test_it_is_the_flag_of_run_mindformer() -> None:
     assert Path("outputs/latest/trace.json").is_file()
 
 
-def test_what_mindformers_files_ask_for(resolve: Callable[..., Any], tmp_path: Path) -> None:
+def test_profiles_of_mindformers_files(resolve: Callable[..., Any], tmp_path: Path) -> None:
     """ProfileMonitor among the callbacks, or context.profile."""
     for text in ("callbacks: [{type: ProfileMonitor}]", "context: {profile: true}"):
         (tmp_path / "a.yaml").write_text(f"trainer: {{model_name: tiny_llama}}\n{text}\n")

@@ -136,7 +136,7 @@ def test_a_closed_standard_error_is_no_fault(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def on_terminal(script: str, columns: int = 60, stdout: int | None = None) -> str:
-    """What a terminal receives from a Python script that has `progress` imported."""
+    """The bytes that a terminal receives from a Python script that has `progress` imported."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(

@@ -76,7 +76,7 @@ def test_a_run_packs_in_memory(cache: Path, tmp_path: Path) -> None:
     assert len(notes) == 1 and str(cache) in notes[0] and "LITE_RUNNER_CACHE=FOLDER" in notes[0]
 
 
-def test_what_has_to_be_kept_says_where(cache: Path, tmp_path: Path) -> None:
+def test_an_unwritable_cache_names_its_folder(cache: Path, tmp_path: Path) -> None:
     code, _, said = run(
         *(cache, tmp_path, *PREDICT),
         *("backend=mslite", "engine=graph-cell", "export.layout=static_pair"),
@@ -88,7 +88,7 @@ def test_what_has_to_be_kept_says_where(cache: Path, tmp_path: Path) -> None:
     assert run(cache, tmp_path, "--help")[0] == 0
 
 
-def test_what_the_cache_has_is_used(tmp_path: Path) -> None:
+def test_a_read_only_cache_is_used(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     expected = run(cache, tmp_path, *PREDICT)[1]
     folders = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]

@@ -154,7 +154,7 @@ def test_a_folder_of_save_pretrained_is_a_model(
 
 
 def test_a_finetuned_checkpoint_holds_its_adapter(saved_folder: Callable[[str], Path]) -> None:
-    """What MindFormers saves of a network with LoRA: all parameters; its yaml has a pet_config."""
+    """As MindFormers saves a network with LoRA: all parameters; its yaml has a pet_config."""
     folder = saved_folder("llama")
     source = FIXTURES / "llama"
     whole = open_ckpt(source / "plain/llama.ckpt") | open_ckpt(source / "lora/llama_lora.ckpt")

@@ -169,7 +169,7 @@ def test_methods_of_the_class_stay() -> None:
 
 @records.dataclass(frozen=True)
 class Sent:
-    """What goes to another process."""
+    """A record that goes to another process."""
 
     name: str
     sizes: tuple[int, ...] = ()

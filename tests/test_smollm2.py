@@ -110,7 +110,7 @@ def test_perplexity_equals_transformers(backend: NativeBackend, scores: Callable
 
 
 def test_sliding_windows_equal_transformers(backend: NativeBackend, tokenizer: Tokenizer) -> None:
-    """Where windows begin and what they count, of any size and stride: test_scoring.py."""
+    """The bounds and counts of windows, of any size and stride, are in test_scoring.py."""
     case = min(REFERENCE["windows"]["perplexities"], key=lambda case: case["window"])
     text = (ROOT / "tests/fixtures/text" / REFERENCE["windows"]["file"]).read_text(encoding="utf-8")
     ids = np.array(tokenizer.encode(text), np.int32)

@@ -29,7 +29,7 @@ TINY = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
 
 
 class Notes(Callback):
-    """What Hydra tells a callback."""
+    """The arguments that Hydra gives a callback."""
 
     events: list[str] = []  # noqa: RUF012 (Hydra makes the instance)
 
@@ -207,7 +207,7 @@ def test_a_dry_run_leaves_nothing() -> None:
         ),
     ],
 )
-def test_what_does_not_work_is_reported(
+def test_unsupported_settings_are_reported(
     words: list[str], error: type[RunnerError], expected: str
 ) -> None:
     with pytest.raises(error, match=expected):
@@ -287,7 +287,7 @@ def test_jobs_run_on_a_ray_of_this_machine(ray_python: Path) -> None:
 
 
 def launched(python: Path, launcher: str, *words: str, **environment: str) -> str:
-    """What a sweep of two jobs says."""
+    """The output of a sweep of two jobs."""
     words = (*TINY, "seed=1,2", "-m", f"hydra/launcher={launcher}", *words)
     done = subprocess.run(
         [python, ROOT / "run_lite.py", *words],

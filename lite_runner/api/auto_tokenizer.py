@@ -59,13 +59,13 @@ def with_settings(core: Tokenizer, settings: dict[str, Any]) -> tuple[Tokenizer,
             changes[_CHANGES[name]] = getattr(value, "content", value)  # of an AddedToken
         elif name in _FIXED and value not in _FIXED[name]:
             raise ConfigError(
-                f"{name}={show(value)} is not available: the tokenizer is as its files say",
+                f"{name}={show(value)} is not supported: the tokenizer's files decide",
                 "set it in tokenizer_config.json, or in tokenizer.json",
             )
         elif name not in _FIXED and name not in _NO_EFFECT:
             known = (*_OWN, *_CHANGES, "eos_token", *_FIXED, *_NO_EFFECT)
             near = did_you_mean(nearest(name, known))
-            raise ConfigError(f"{name}={show(value)}: a tokenizer has no such setting{near}")
+            raise ConfigError(f"{name}={show(value)}: no such setting of a tokenizer{near}")
     return core.with_special(**changes) if changes else core, own
 
 
@@ -122,7 +122,7 @@ class _FamilyTokenizer(PreTrainedTokenizer):
         if merges_file is not None and Path(merges_file).expanduser() != path.parent / "merges.txt":
             raise ConfigError(
                 f"merges_file: got {merges_file}, expected merges.txt beside {path}",
-                "put the two files into one folder, and give that",
+                "put both files into one folder, and give that folder",
             )
         form = CHAT_FORMS.get(type(self).__name__)
         core = load_tokenizer(path, model_vocab=None, chat_form=form)

@@ -139,8 +139,7 @@ class PretrainedConfig:
         config = self._validated(predict.Config, options or {})
         if config.in_mindformers:
             raise ConfigError(
-                "backend=mindformers completes prompts by itself, in another process: a model"
-                " object has no part in it",
+                "backend=mindformers generates in a process of its own, without a model object",
                 "backend='auto'; on the command line backend=mindformers",
             )
         return config

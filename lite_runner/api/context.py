@@ -119,7 +119,7 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
     member = membership()
     if member is None:
         raise EnvironmentFault(
-            "use_parallel=True, but nothing says that this process is one of several ranks",
+            "use_parallel=True, but this process was not started as one of several ranks",
             f"{_START}; or use_parallel=False: one card",
         )
     if member.is_machine:
@@ -170,10 +170,11 @@ def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
     if size != ranks:
         raise ConfigError(
             f"parallel_config: data_parallel={asked['data_parallel']} *"
-            f" model_parallel={asked['model_parallel']} are {size} ranks, and this job has {ranks}",
+            f" model_parallel={asked['model_parallel']} need {size} ranks, and this job has"
+            f" {ranks}",
             "init_context(use_parallel=True) in as many processes"
             if _joined is None
-            else "start as many, or shard the model for as many",
+            else f"start {size} ranks, or shard the model for {ranks}",
         )
     # A run refuses replicas without a prompt; a call does not: see `generate`.
     prompts = [*raw["predict_data"]] * asked["data_parallel"]

@@ -115,7 +115,7 @@ def _errors(name: str, value: Any) -> Iterator[str]:
     else:
         texts = value if name == "ge_config_path" and isinstance(value, list | tuple) else [value]
         if not all(isinstance(text, (str, Path)) for text in texts):
-            yield f"{name}: got {value!r}, expected a text"
+            yield f"{name}: got {value!r}, expected a string"
 
 
 def _plain(value: Any) -> Any:
@@ -238,7 +238,7 @@ def _with_graphs_of_model(config: InferConfig) -> InferConfig:
             section, source = dict(found), str(file)
     if not section.get("prefill_model_path"):
         return config
-    progress.note(f"infer: of {source}")
+    progress.note(f"infer: taken from {source}")
     usual = InferConfig()
     given = {name: value for name, value in config.items() if value != usual[name]}
     return InferConfig(**{**section, **given})
@@ -260,7 +260,7 @@ def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
             told = sizes_in_graphs(config.model_name, list(paths.values()))
             return usual, keys | {f"{section}{name}": str(size) for name, size in told.items()}
     raise ConfigError(
-        "model_name: got common, and neither a manifest nor a yaml says which model it is",
+        "model_name: got common, and neither a manifest nor a yaml names the model",
         f"model_name= one of {', '.join([*FAMILIES, *options_of('model')])}",
     )
 

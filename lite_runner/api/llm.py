@@ -185,7 +185,7 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.core.encode(prompt)
         if not _is_prompt(prompt):
-            raise ConfigError(f"prompt: got {show(prompt)}, expected a text or token ids")
+            raise ConfigError(f"prompt: got {show(prompt)}, expected a string or token ids")
         return [int(token) for token in prompt]
 
     def _chat_ids(

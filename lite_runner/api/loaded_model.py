@@ -288,15 +288,17 @@ class Hooks:
         several = max(generation.num_beams, generation.num_return_sequences) > 1
         if self.streamer is not None and several:
             raise ConfigError(
-                "streamer: not with num_beams or num_return_sequences above 1: their tokens do"
-                " not come one after another",
+                "streamer: not available with num_beams or num_return_sequences above 1, whose"
+                " tokens do not arrive in order",
                 "leave the streamer out",
             )
         if self.on_logits is None:
             return
         for name, value in ("num_beams", generation.num_beams), ("data_parallel", ranks.data):
             if value > 1:
-                raise ConfigError(f"output_scores and output_logits: not with {name} above 1")
+                raise ConfigError(
+                    f"output_scores and output_logits: not available with {name} above 1"
+                )
 
 
 class TokenHooks:
@@ -421,8 +423,8 @@ class OpenAdapters:
         if config.merges_adapter:
             if wanted:
                 raise ConfigError(
-                    f"adapter_id={wanted[0]}: with pet_type=lora one adapter is merged for all",
-                    "pet_type=slora: adapter_id chooses",
+                    f"adapter_id={wanted[0]}: pet_type=lora merges one adapter for all prompts",
+                    "pet_type=slora takes an adapter_id for each prompt",
                 )
             return None
         if not config.adapter_path:

@@ -165,7 +165,7 @@ class PreTrainedModel:
             value = options.get(name)
             if (getattr(self.config, name) if value is None else value) is not None:
                 raise ConfigError(
-                    f"{name}: only what generate gives with return_dict_in_generate=True has them",
+                    f"{name}: needs return_dict_in_generate=True",
                     f"model.generate(..., {name}={value}, return_dict_in_generate=True)",
                 )
         hooks = Hooks(streamer, on_logits)
@@ -189,7 +189,10 @@ class PreTrainedModel:
     def set_train(self, mode: bool = True) -> PreTrainedModel:
         """As in MindSpore. Raises ConfigError for True: there is no training here."""
         if mode:
-            raise ConfigError("set_train(True): lite-runner does not train", "set_train(False)")
+            raise ConfigError(
+                "set_train(True): a model object only generates; run_mode=finetune trains",
+                "set_train(False)",
+            )
         return self
 
     def close(self) -> None:

@@ -115,14 +115,14 @@ def checked_options(
     if settings := [name for name in given if name not in OPTIONS and hasattr(config, name)]:
         told = ", ".join(f"{name}={given[name]!r}" for name in settings)
         raise ConfigError(
-            f"{', '.join(settings)}: of the model, not of one call",
+            f"{', '.join(settings)}: set for the model, not for one call",
             f"AutoModel.from_pretrained(..., {told}), or the same in pipeline(model='...', ...)",
         )
     for name in given:
         if name not in OPTIONS:
             near = did_you_mean(nearest(name, OPTIONS))
             raise ConfigError(
-                f"{name}: no such option of generate{near}", f"there are {', '.join(OPTIONS)}"
+                f"{name}: no such option of generate{near}", f"expected one of {', '.join(OPTIONS)}"
             )
     if least:
         given["min_new_tokens"] = max(given.get("min_new_tokens", 0), _new_tokens(least, prompts))
@@ -151,7 +151,7 @@ def _new_tokens(least: Any, prompts: Sequence[Sequence[int]]) -> int:
     lengths = {len(prompt) for prompt in prompts}
     if len(lengths) > 1:
         raise ConfigError(
-            f"min_length={least} means another number of new tokens for each of these prompts,"
+            f"min_length={least} is a different number of new tokens for each of these prompts,"
             f" which have {min(lengths)} to {max(lengths)} tokens",
             "min_new_tokens=, or one prompt a call",
         )

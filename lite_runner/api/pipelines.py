@@ -49,7 +49,7 @@ def pipeline(
     check_task(task)
     for name, given in ("image_processor", image_processor), ("audio_processor", audio_processor):
         if given is not None:
-            raise ConfigError(f"pipeline: {name} has no meaning for {task}", f"{name}=None")
+            raise ConfigError(f"pipeline: {name} has no effect with {task}", f"{name}=None")
     if model is None:
         raise ConfigError("pipeline: no model given", "model='smollm2_135m', or a model object")
     network = getattr(model, "predict_network", None)  # of a mindspore.Model
@@ -62,7 +62,7 @@ def pipeline(
     if config is not None:
         if isinstance(model, PreTrainedModel):
             raise ConfigError(
-                "pipeline: config= is of a model made here; got a model object",
+                "pipeline: config= cannot be given with a model object",
                 "AutoModel.from_pretrained(..., pet_config=...)",
             )
         kwargs["pet_config"] = config
@@ -181,7 +181,7 @@ class TextGenerationPipeline:
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                raise ConfigError(f"inputs[{index}]: got {type(text).__name__}, expected a text")
+                raise ConfigError(f"inputs[{index}]: got {type(text).__name__}, expected a string")
         options = merged_options(generation_config, options)
         options = {**self._options, **{n: v for n, v in options.items() if v is not None}}
         greedy = self._is_greedy if is_sample_acceleration is None else is_sample_acceleration
@@ -193,7 +193,7 @@ class TextGenerationPipeline:
         batch = self._batch_size if batch_size is None else read_batch_size(batch_size)
         if batch is not None and len(texts) % batch:
             raise ConfigError(
-                f"batch_size: got {batch} for {len(texts)} texts, expected what divides them",
+                f"batch_size: got {batch} for {len(texts)} texts, expected a divisor",
                 "leave batch_size out: the run chooses it",
             )
         special = self._add_special_tokens if add_special_tokens is None else add_special_tokens

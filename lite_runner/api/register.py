@@ -297,8 +297,8 @@ def _style(inputs: type[InputsOfInfer]) -> InputsOfInfer:
             return known
         if known.names == names:
             raise ConfigError(
-                f"{inputs.__name__}: {type(known).__name__} has the inputs {', '.join(names)} too,"
-                " and a graph tells only the names",
+                f"{inputs.__name__}: {type(known).__name__} has the inputs {', '.join(names)}"
+                " too, and a graph is recognized by the names alone",
                 f"inputs={type(known).__name__}",
             )
     return inputs()

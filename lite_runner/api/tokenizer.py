@@ -125,7 +125,7 @@ class PreTrainedTokenizer:
         texts = [text] if isinstance(text, str) else list(text)
         for index, one in enumerate(texts):
             if not isinstance(one, str):
-                raise ConfigError(f"text[{index}]: got {type(one).__name__}, expected a text")
+                raise ConfigError(f"text[{index}]: got {type(one).__name__}, expected a string")
         batch = Padding(
             self.model_max_length if max_length is None else max_length,
             padding,
@@ -391,7 +391,7 @@ class Padding:
             rows = [row[: self.max_length] for row in rows]
         width = self._width(max(map(len, rows), default=0))
         if self.pad is None and any(len(row) < width for row in rows):
-            raise ConfigError(f"{self.source} names no token to pad with")
+            raise ConfigError(f"{self.source} has no padding token")
         missing = [max(0, width - len(row)) for row in rows]
         ids, masks = [], []
         for row, count in zip(rows, missing, strict=True):
@@ -431,7 +431,7 @@ def as_tensors(values: dict[str, Any], kind: Any) -> BatchEncoding:
     if kind not in ("np", "ms"):
         raise ConfigError(f"return_tensors: got {kind!r}, expected 'ms', 'np' or None")
     if len({len(row) for row in values["input_ids"]}) > 1:
-        raise ConfigError("texts of several lengths make no array", "padding=True")
+        raise ConfigError("texts of different lengths do not form an array", "padding=True")
     arrays = {name: np.array(value, np.int32) for name, value in values.items()}
     if kind == "np":
         return BatchEncoding(arrays)

@@ -117,7 +117,7 @@ def transform_and_load_checkpoint(
     if optimizer is not None:
         raise ConfigError("transform_and_load_checkpoint: got an optimizer", "optimizer=None")
     if not config.get("load_checkpoint"):
-        raise ConfigError("transform_and_load_checkpoint: config.load_checkpoint names nothing")
+        raise ConfigError("transform_and_load_checkpoint: config.load_checkpoint is empty")
     names = ("load_checkpoint", "auto_trans_ckpt", "src_strategy_path_or_dir")
     network.config.update({name: config[name] for name in names if config.get(name)})
 

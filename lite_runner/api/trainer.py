@@ -135,7 +135,7 @@ class Trainer:
         absent = {"image_processor": image_processor, "audio_processor": audio_processor}
         for name, value in absent.items():
             if value is not None:
-                raise ConfigError(f"Trainer: {name} has no meaning for {task}", f"{name}=None")
+                raise ConfigError(f"Trainer: {name} has no effect with {task}", f"{name}=None")
         if pet_method not in ("", "lora"):
             raise ConfigError(f"Trainer: pet_method: got {pet_method!r}, expected lora or ''")
         of_file = None if isinstance(args, TrainingArguments) else args

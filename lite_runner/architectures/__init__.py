@@ -472,18 +472,18 @@ def by_expert(
 def undivided(model: Decoder) -> str:
     """The reason why tensor-parallel ranks cannot share a model; empty if they can."""
     if model.learned_keys:
-        return "has learned keys, which are not divided yet"
+        return "has learned keys, which are not sharded yet"
     if model.attention.latent is not None:
         return "has latent attention, which is not divided yet"
     for part in native_parts(model):
-        return f"has {part.rstrip(',')}, which are not divided yet"
+        return f"has {part.rstrip(',')}, which are not sharded yet"
     experts = None if model.sparse is None else model.sparse.experts
     if not model.attention.qk_norm_by_head:
-        return "norms queries and keys over all heads, which ranks share"
+        return "normalizes queries and keys over all heads, which ranks divide"
     if model.attention.qk_norm_apart or model.attention.sinks:
-        return "has weights of each head besides matrices, which are not divided yet"
+        return "has weights of each head besides matrices, which are not sharded yet"
     if experts is not None and (experts.shared or (model.sparse and model.sparse.biased_down)):
-        return "has experts with biases or a network beside them, which are not divided yet"
+        return "has experts with biases or a network beside them, which are not sharded yet"
     return ""
 
 
@@ -518,7 +518,7 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
     if custom_network(model) is not None:
         return []
     attentions = [block.attention for block in model.blocks]
-    reasons = [] if native else [f"{one} are of backend=native" for one in native_parts(model)]
+    reasons = [] if native else [f"{one} need backend=native" for one in native_parts(model)]
     placed = model.length_dependent or model.learned_positions
     if model.learned_keys and (
         placed
@@ -529,28 +529,31 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
         or model.heads_differ
         or len(model.cached) < model.num_layers
     ):
-        reasons.append("learned keys are in front of rotary positions over the whole text alone")
+        reasons.append(
+            "learned keys need rotary positions and attention over the whole text, equal in all"
+            " layers"
+        )
     if any(one.chunk and one.window for one in attentions):
         reasons.append("attention has chunks and windows")
     if len({block.recurrent for block in model.blocks} - {None}) > 1:
-        reasons.append("recurrent layers differ")
+        reasons.append("recurrent layers differ from each other")
     if any(block.recurrent and (block.parallel or block.norm is None) for block in model.blocks):
         reasons.append("a recurrent layer has no norm, or is parallel to the feed-forward")
     if any(
         one.placed_query and (one.latent or one.gated or one.kv_heads < one.heads)
         for one in attentions
     ):
-        reasons.append("queries by position alone are of latent, gated or grouped attention")
+        reasons.append("queries by position alone with latent, gated or grouped attention")
     if any(one.gated and (one.latent or one.clip is not None) for one in attentions):
-        reasons.append("gated attention is latent, or queries are clipped")
+        reasons.append("gated attention with latent attention or clipped queries")
     if len({(one.rotary, one.head_dim) for one in attentions if one.rotary}) > len(model.rotaries):
-        reasons.append("heads of other sizes have the same rotary positions")
+        reasons.append("heads of different sizes share rotary positions")
     if any(one.borrowed is not None and one.latent for one in attentions):
         reasons.append("layers share keys of latent attention")
     if len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
     if any(one.dims and one.scaling and one.scaling.type == "dynamic" for one in model.rotaries):
-        reasons.append("dynamic scaling of RoPE needs heads that are rotated as a whole")
+        reasons.append("dynamic scaling of RoPE with partly rotated heads")
     for one in model.rotaries:
         pairs, scaling = (one.dims or model.head_dim) // 2, one.scaling
         if scaling is None or scaling.type != "longrope":
@@ -575,17 +578,17 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
     if any(one.parallel and one.normed_residual is not None for one in model.blocks):
         reasons.append("a parallel residual connection starts from normed values")
     if any(one.shared_norm and not one.parallel for one in model.blocks):
-        reasons.append("attention and feed-forward share a norm one after the other")
+        reasons.append("attention and feed-forward share a norm without being parallel")
     if any(one.parallel and one.feed_forward.experts is not None for one in model.blocks):
-        reasons.append("experts have a parallel residual connection")
+        reasons.append("experts with a parallel residual connection")
     if model.head_bias and (model.tie_word_embeddings or model.logits_scaling != 1):
-        reasons.append("a head with a bias is tied, or its logits are scaled")
+        reasons.append("a head with a bias and tied weights or scaled logits")
     if any(one.latent and one.head_dim % 2 for one in attentions):
-        reasons.append("latent attention of an odd rank")
+        reasons.append("latent attention with an odd rank")
     if any(one.clip is not None and (one.latent or one.qk_norm_late) for one in attentions):
-        reasons.append("queries are clipped before a norm, or of latent attention")
+        reasons.append("clipped queries before a norm, or in latent attention")
     if any(one.qk_norm_late and not one.qk_norm_by_head for one in attentions):
-        reasons.append("queries and keys are normed over all heads behind RoPE")
+        reasons.append("queries and keys normalized over all heads after RoPE")
     for size in {one.head_dim for one in attentions if one.rotary and one.head_dim % 2}:
         reasons.append(f"rotary positions need an even head_dim, got {size}")
     return reasons

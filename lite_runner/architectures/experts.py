@@ -125,7 +125,7 @@ def fused(given: Names, every: Mapping[Role, FusedExperts]) -> Names:
 
 _ROUTED = "feed_forward.routed_experts"
 NEXT_TOKEN = dict.fromkeys(
-    ("num_mtp_layers", "num_nextn_predict_layers"), "layers that predict a further token"
+    ("num_mtp_layers", "num_nextn_predict_layers"), "layers for multi-token prediction"
 )
 
 

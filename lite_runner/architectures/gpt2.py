@@ -165,8 +165,8 @@ def settings(model: Decoder) -> dict[str, Any]:
     first = model.blocks[0]
     if first.normed_residual is not None or first.attention.scale is not None:
         raise ConfigError(
-            f"{model.architecture}: MindFormers has no words for its residual connections, or for"
-            " how its scores are scaled",
+            f"{model.architecture}: MindFormers' config cannot express its residual connections,"
+            " or how its scores are scaled",
             "backend=native",
         )
     return {

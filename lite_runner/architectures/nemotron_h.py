@@ -250,8 +250,8 @@ NEMOTRON_H = Architecture(
     | {"time_step_min": "of rates as they are initialized"}
     | {
         "num_hidden_layers": "the list of layers tells",
-        "mtp_layers_block_type": "of layers that predict a further token",
-        "mtp_hybrid_override_pattern": "of layers that predict a further token",
+        "mtp_layers_block_type": "of layers for multi-token prediction",
+        "mtp_hybrid_override_pattern": "of layers for multi-token prediction",
         "num_logits_to_keep": "what a Python call returns",
         **dict.fromkeys(
             (

@@ -78,7 +78,7 @@ def _first(found: Iterable[str], pattern: str, where: str) -> str:
 def no_layer(where: str) -> ArtifactError:
     """The error of files without such a layer."""
     return ArtifactError(
-        f"{where}: has no layer that predicts a further token",
+        f"{where}: has no layer for multi-token prediction",
         "speculate=ngram drafts tokens without one",
     )
 

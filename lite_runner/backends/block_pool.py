@@ -130,7 +130,9 @@ class BlockPool:
         held, first = self._held[slot], (self._ahead + start) // self.block
         if self.window:
             if self.usable(slot, start) < start:
-                raise ValueError(f"slot {slot}: got token {start}, but what it sees was given back")
+                raise ValueError(
+                    f"slot {slot}: got token {start}, but the blocks that it attends to were freed"
+                )
             self.release(slot, end)  # what was behind would be too many
             held = self._held[slot]
             self._seen[slot] = max(0, min(start, end - self._step) + 1 - self.window)

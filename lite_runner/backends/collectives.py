@@ -39,7 +39,7 @@ def join(name: str) -> tuple[int, int]:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
-            f"{name}: the ranks did not meet: {reason[0]}",
+            f"{name}: the ranks could not connect: {reason[0]}",
             "see the other ranks' logs; parallel.rendezvous_timeout= gives them longer",
         ) from error
     return int(get_rank()), int(get_group_size())

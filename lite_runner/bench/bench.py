@@ -130,7 +130,7 @@ def _measured(job: CellJob) -> tuple[Cell, str]:
         answer = own_process.ask(PROGRAM, job.to_json())
     busy = round(others.busy_cores(), 2)
     if "measured" not in answer:
-        error = answer.get("error", "the exported model was gone again")
+        error = answer.get("error", "the exported model was removed again")
         return Cell(settings=job.settings, error=error, busy_cores=busy), ""
     measured = from_plain(Measured, answer["measured"])
     for line in answer.get("table", ()):

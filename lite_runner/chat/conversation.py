@@ -113,7 +113,7 @@ class Conversation:
         else:
             near = did_you_mean(nearest(name, self.model.adapters))
             known = ", ".join(("base", *self.model.adapters))
-            raise ConfigError(f"no adapter {name!r}{near}; there are: {known}")
+            raise ConfigError(f"no adapter {name!r}{near}; available: {known}")
 
     def save(self, path: Path) -> None:
         """Write the messages to a new file. Raises ConfigError."""

@@ -124,7 +124,7 @@ class RemoteModel:
         try:
             found = parse_json(text)
         except ValueError as error:
-            raise RunnerError(f"{self._url}: answered what is no JSON: {error}") from None
+            raise RunnerError(f"{self._url}: the answer is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise RunnerError(f"{self._url}: answered {type(found).__name__}, expected an object")
         return found

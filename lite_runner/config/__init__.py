@@ -212,7 +212,7 @@ def describe(annotation: Any) -> str:
         return f"a list ({describe(inner[0])} each)"
     if _is_section(annotation) or origin is Mapping:
         return "a section"
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
     return words.get(annotation, "null")
 
 

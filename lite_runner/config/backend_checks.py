@@ -123,7 +123,7 @@ def _engine(config: ExportedOptions) -> Iterator[Invalid]:
         for key in [key for key, value in wanted.items() if value][:1]:
             yield invalid(
                 ("infer.model_type", key.partition("=")[0]),
-                f"infer.model_type=mindir_lite is of export.layout=resizable, not of {key}:"
+                f"infer.model_type=mindir_lite needs export.layout=resizable, got {key}:"
                 f" {LITE_2_0}; leave infer.model_type out",
             )
     if config.export.weight_fp16 and config.infer.model_type == "mindir":

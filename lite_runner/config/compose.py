@@ -347,7 +347,7 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     if started:
         composed.notes.append(Note(started))
     if line.action == "run" and (file.hydra or file.hydra_choices):
-        composed.notes.append(Note(f"hydra (in {file.source}) has an effect with --multirun alone"))
+        composed.notes.append(Note(f"hydra (in {file.source}) has an effect only with --multirun"))
     if "ge" in choices and "infer" not in raw:
         composed.fail("ge", composed.no_effect("ge", "infer.ge_preset"))
     if file.raw:

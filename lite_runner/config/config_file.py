@@ -99,7 +99,7 @@ def read_config(
         _take_defaults(config, path, raw)
         if differs := _another_model(config.raw, raw):
             before = " and ".join(paths[: paths.index(path)])
-            config.fail(f"--config: {path} is of another model than {before} ({differs})")
+            config.fail(f"--config: {path} describes another model than {before} ({differs})")
         config.raw = merged(config.raw, raw)
     return config
 
@@ -139,8 +139,8 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
         if entry == _SELF:
             if i < len(entries) - 1:
                 config.fail(
-                    f"defaults: {_SELF} is not the last entry{where}: what the file itself says"
-                    " always goes over the options"
+                    f"defaults: {_SELF} is not the last entry{where}: the file's own keys always"
+                    " override the options"
                 )
         elif isinstance(entry, dict) and len(entry) == 1:
             [(group, option)] = entry.items()
@@ -393,7 +393,9 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
     text = f"model.arch.type: got {show(arch)} (in {file.source})"
     if arch not in (*networks(), "auto"):
         there = ", ".join(sorted(networks()))
-        return f"model.arch.type: {arch} is not supported (in {file.source}); there are {there}"
+        return (
+            f"model.arch.type: {arch} is not supported (in {file.source}); expected one of {there}"
+        )
     text = f"{text}, but the model chosen is {chosen}"
     return text + ("; leave model= out to run the file's" if line.values("model") else "")
 

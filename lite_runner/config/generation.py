@@ -241,7 +241,7 @@ def structured_errors(options: GenerationConfig, asked: Mapping[str, Any]) -> It
     for key, (wanted, told) in refused.items():
         if wanted and asked:
             first = next(iter(asked))
-            yield invalid((first, key), f"{told} does not go with {first}")
+            yield invalid((first, key), f"{told} cannot be combined with {first}")
 
 
 def _form_errors(given: Any, kind: Any, name: str) -> Iterator[Invalid]:
@@ -266,7 +266,7 @@ def _form_errors(given: Any, kind: Any, name: str) -> Iterator[Invalid]:
 
 def _choice_errors(choices: Sequence[str] | None, where: str, key: str) -> Iterator[Invalid]:
     if choices is not None and ("" in choices or not choices):
-        yield invalid(key, f"{where}: expected one text or more, none of them empty")
+        yield invalid(key, f"{where}: expected one or more texts, none of them empty")
 
 
 def sampling_errors(
@@ -378,7 +378,7 @@ def _logits(config: ExportedOptions, options: GenerationConfig) -> Iterator[Inva
         for name, asked in more_than_greedy(options).items():
             yield invalid(
                 (key, name),
-                f"{key}=true returns the argmax alone, no logits, so {asked} cannot be done",
+                f"{key}=true returns the argmax alone, no logits, which rules out {asked}",
             )
     if options.prompt_logprobs is not None and config.in_lite:
         yield invalid(

@@ -182,7 +182,7 @@ def with_references(
             value, size = known[absolute]
             left -= 1 + size
             if left < 0:
-                raise ConfigError(f"references stand for more than {MAX_SIZE} characters")
+                raise ConfigError(f"references expand to more than {MAX_SIZE} characters")
             return value
 
         return _visited(reference.text, other)

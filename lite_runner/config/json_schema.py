@@ -20,7 +20,7 @@ from lite_runner.records import Range, Variants
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
-_OF_MINDFORMERS = "Of MindFormers' yaml: accepted, without effect here."
+_OF_MINDFORMERS = "A key of MindFormers' yaml: accepted and ignored."
 
 
 def schema_text(schemas: Schemas) -> str:
@@ -45,7 +45,7 @@ def json_schema(schemas: Schemas) -> dict[str, Any]:
         maker.describe(schemas.config_of(mode), "", listed)
     properties = {name: _described(listed.get(name), _any_of(kinds[name])) for name in kinds}
     ours = {
-        "defaults": {"type": "array", "description": "Options of groups to build on."},
+        "defaults": {"type": "array", "description": "Config groups that the file builds on."},
         "hydra": {"type": "object", "description": "searchpath; of --multirun: launcher, sweeper"},
     }
     theirs = {name.partition(".")[0]: {"description": _OF_MINDFORMERS} for name in IGNORED}

@@ -107,7 +107,7 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "model.model_config.rotary_percent": ((0.5, None), "a ChatGLM2 rotates half of each head"),
     "model.model_config.rotary_pct": ((1.0, 1, None), "a Llama rotates all of each head"),
     "model.model_config.gated_linear_unit": ((True, None), _NOT_HERE),
-    "model.model_config.mask_generate": ((None,), "a mask per document is of training"),
+    "model.model_config.mask_generate": ((None,), "a mask per document is for training"),
     "model.model_config.post_mlp_layernorm": ((False, None), _NOT_HERE),
     "model.model_config.post_self_attn_layernorm": ((False, None), _NOT_HERE),
     "model.model_config.use_rearrange_rope": (

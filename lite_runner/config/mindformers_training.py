@@ -144,7 +144,7 @@ def with_training(
     if found.get("clip") is not None and at(raw, "runner_wrapper.use_clip_grad") is False:
         found["clip"] = 0
     notes += [
-        f"{key}={show(value)} is not taken, it is {show(usual[0])} here"
+        f"{key}={show(value)} is ignored: it is {show(usual[0])} here"
         for key, usual in _OTHERS.items()
         if (value := at(raw, key)) is not None and value not in usual
     ]
@@ -219,8 +219,8 @@ def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
             )
         else:
             notes.append(
-                f"train_dataset.data_loader.handler: {show(kind)} is not taken: the keys of an"
-                " example say how it is read"
+                f"train_dataset.data_loader.handler: {show(kind)} is ignored: the keys of"
+                " an example decide how it is read"
             )
             continue
         if one.get("seq_length") is not None:
@@ -242,7 +242,7 @@ def _evaluated(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
         found["eval_steps"] = steps
     elif epochs not in (*_OFF, 1):
         return [
-            f"eval_epoch_interval={show(epochs)} is not taken: each epoch is evaluated;"
+            f"eval_epoch_interval={show(epochs)} is ignored: each epoch is evaluated;"
             " finetune.eval_steps= says after how many steps"
         ]
     return []

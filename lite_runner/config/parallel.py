@@ -84,7 +84,7 @@ def _error(name: str, text: str) -> Invalid:
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
 _ONE_REPLICA = {  # backends without several replicas of a model that ranks share
-    "mslite": "graphs sharded over ranks are of one replica",
+    "mslite": "graphs sharded over ranks have one replica",
     "mindformers": "MindFormers shares one replica of a model over ranks",
 }
 DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")

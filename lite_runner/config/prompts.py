@@ -190,7 +190,7 @@ def read_texts(data: str) -> list[str]:
 
     found = READERS[path.suffix.lower()](path, text, errors)
     if not found:
-        raise ConfigError(f"predict_data: {path} has no texts; expected one a line")
+        raise ConfigError(f"predict_data: {path} has no texts; expected one per line")
     return [one if isinstance(one, str) else one.text for one in found]
 
 
@@ -322,7 +322,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             cells = zip(columns, row, strict=True)
             yield where, {n: _cell(n, c) for n, c in cells if c or n == "prompt"}
     except csv.Error as error:
-        raise ConfigError(f"{path}:{reader.line_num}: no CSV: {error}") from None
+        raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}") from None
 
 
 def _columns(where: str, row: list[str]) -> list[str]:
@@ -363,10 +363,10 @@ def _json(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         # A .jsonl record is a single line.
         line = f":{error.lineno}" if "\n" in text else ""
-        text = f"{where}{line}: no JSON at column {error.colno}: {error.msg}"
+        text = f"{where}{line}: not JSON at column {error.colno}: {error.msg}"
         raise ConfigError(text) from None
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from None
+        raise ConfigError(f"{where}: not JSON: {error}") from None
 
 
 def _is_chat(value: Any) -> bool:
@@ -423,7 +423,7 @@ def _request(record: Any, unread: set[str], errors: list[Invalid]) -> Any:
     for name in record.keys() - {*KEYS}:
         near = nearest(name, [key for key in KEYS if key != "id"], cutoff=NEAR_NAME)
         if name in RUN_LEVEL:
-            text = f"{name} is said for all prompts of a run, as {name}=, and not for one"
+            text = f"{name} is set for all prompts of a run, as {name}=, not for one"
             errors.append(Invalid((name,), text))
         elif near:
             errors.append(Invalid((name,), f"{name}: no such key{did_you_mean(near)}"))

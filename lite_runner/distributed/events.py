@@ -63,7 +63,7 @@ def failure_of(error: BaseException) -> Failure:
 FOLDER_VARIABLE = "LITE_RUNNER_FOLDER"  # of the launcher's run
 MAX_LINE_BYTES = 1 << 22  # of one event
 MAX_TEXT = 1 << 18  # characters of each text of an event; a longer one is sent in chunks
-MET = "met the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
+MET = "joined the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group id of the other end
 _READ_BYTES = 1 << 16

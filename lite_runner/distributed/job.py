@@ -227,7 +227,7 @@ class _Job:
                 raise RunnerError(
                     f"rank {rank} (process {state.pid}) has been suspended by a signal, such as"
                     " SIGSTOP; the others wait for it",
-                    f"a process is continued by kill -CONT, within {MAX_SUSPENDED} s",
+                    f"continue it with kill -CONT, within {MAX_SUSPENDED} s",
                 )
 
     def _check_scheduler(self) -> None:
@@ -446,5 +446,5 @@ def kill_all(events: Path) -> None:
         psutil.wait_procs(left, timeout=0.1)
         if time.monotonic() > deadline:
             ids = ", ".join(str(process.pid) for process in left)
-            progress.note(f"processes that do not end though they were killed: {ids}")
+            progress.note(f"processes that were killed and have not ended: {ids}")
             return

@@ -205,7 +205,7 @@ def check_member(
     """Raises ConfigError where others than the `ranks` of a run were started; `on_ranks`: its run
     mode may be done by several."""
     if not on_ranks and member.size > 1:
-        key, text = "run_mode", f"but run_mode={run_mode} is done by one process"
+        key, text = "run_mode", f"but run_mode={run_mode} runs in one process"
     elif member.size == ranks.size:
         return
     elif not use_parallel:

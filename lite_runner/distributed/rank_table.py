@@ -211,8 +211,8 @@ def merge(tables: Mapping[str, RankTable]) -> RankTable:
     for name, table in tables.items():
         if table.version != "1.0":
             raise ConfigError(
-                f"{name}: a rank table of version {table.version} cannot be merged: which machines"
-                " share a super pod stands in none of the files",
+                f"{name}: a rank table of version {table.version} cannot be merged: no file says"
+                " which machines share a super pod",
                 "give HCCL one table of all machines, from ascend-operator or written by hand",
             )
     merged = RankTable(tuple(server for table in tables.values() for server in table.servers))
@@ -356,7 +356,7 @@ def _list(raw: Any, where: str) -> list[Any]:
 
 def _text(raw: Any, where: str) -> str:
     if not isinstance(raw, str) or not raw:
-        raise ValueError(f"{where}: got {_short(raw)}, expected a text that is not empty")
+        raise ValueError(f"{where}: got {_short(raw)}, expected a string that is not empty")
     return raw
 
 
@@ -385,7 +385,7 @@ def rank_table_errors(path: str, ranks: Ranks) -> Iterator[Invalid]:
     key = "parallel.rank_table_file"
     table = read_rank_table(Path(path))
     if clash := table.clash():
-        yield invalid(key, f"{key}: {path} is of no cluster: {clash}")
+        yield invalid(key, f"{key}: {path} does not describe a cluster: {clash}")
     if table.ranks != ranks.size:
         yield invalid(
             (key, "parallel", "parallel_config.data_parallel", "parallel_config.model_parallel"),

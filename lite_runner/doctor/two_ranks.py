@@ -49,7 +49,7 @@ def gather() -> Finding:
             # The logs, whose last lines are in the message, go with the folder.
             told = "\n".join(line for line in lines if not line.lstrip().startswith("log: "))
             return Finding("fail", told, remedy=error.hint)
-    return Finding("ok", "two ranks met and gathered a number from each other, on the CPU")
+    return Finding("ok", "two ranks connected and gathered a number from each other, on the CPU")
 
 
 def main() -> int:

@@ -196,7 +196,7 @@ def _read_parquet(path: Path) -> list[Document]:
     try:
         json.dumps(rows[:1])
     except TypeError as error:
-        raise ValueError(f"values that are no JSON: {error}") from None
+        raise ValueError(f"values that are not JSON: {error}") from None
     return rows
 
 

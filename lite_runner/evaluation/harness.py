@@ -129,12 +129,12 @@ def read_samples(
         start=bos if bos is not None else ends[0] if ends else None,
     )
     if options.chat and tokenizer.chat_form is not None:
-        raise ConfigError(f"eval.chat: {tokenizer.source} has no template, but tags of its own")
+        raise ConfigError(f"eval.chat: {tokenizer.source} has no chat template but own tags")
     found: list[Sample] = []
     with progress.step("prompts", unit="samples") as step:
         for task in tasks:
             if options.chat and task.gen_prefix is not None:
-                raise ConfigError(f"{task.task}: gen_prefix does not go with eval.chat=true")
+                raise ConfigError(f"{task.task}: gen_prefix cannot be combined with eval.chat=true")
             for sample in samples_of(task, tokenizer, shared, only=len(tasks) == 1):
                 found.append(sample)
                 step.advance()
@@ -466,7 +466,7 @@ def check_same_model(folder: Path, config: Mapping[str, Any]) -> None:
     ]
     if keys:
         raise ConfigError(
-            f"eval.resume: {folder} computed otherwise: {', '.join(keys)}",
+            f"eval.resume: {folder} was computed with other values of {', '.join(keys)}",
             f"repeat its command: --config {folder / 'config.yaml'} eval.resume={folder}",
         )
 

@@ -189,7 +189,7 @@ class _Prompter:
         if not isinstance(question, str):
             raise ConfigError(
                 f"{where}: doc_to_text: got {show(question)}, expected a text: several inputs for"
-                " one ending are not done"
+                " one ending are not supported"
             )
         choices = self._choices(document, where)
         target = self._target(document, choices, where)

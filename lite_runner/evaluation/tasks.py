@@ -187,7 +187,7 @@ class Task:
                     f" output_type={self.output_type}"
                 )
             elif one.aggregation not in (None, _aggregation(one.metric)):
-                yield f"metric_list: {one.metric}: aggregation={one.aggregation} is not done"
+                yield f"metric_list: {one.metric}: aggregation={one.aggregation} is not supported"
         if self.output_type == "multiple_choice" and self.doc_to_choice is None:
             yield "doc_to_choice: missing; expected with output_type=multiple_choice"
         if self.doc_to_target is None and not self.scored_elsewhere:
@@ -217,9 +217,9 @@ def read_task(name: str) -> Task:
         path = FOLDER / f"{name}.yaml"
     where = f"eval.tasks: {path}"
     raw = _with_includes(path, where, MAX_INCLUDES)
-    said = [f"{key}: {why}, which is not done" for key, why in _REFUSED.items() if key in raw]
+    said = [f"{key}: {why}, which is not supported" for key, why in _REFUSED.items() if key in raw]
     said += [
-        f"{key}: runs code ({value}), which is not done"
+        f"{key}: runs code ({value}), which is not supported"
         for key, value in _tagged(raw)
         if key.partition(".")[0] not in _REFUSED
     ]

@@ -395,7 +395,7 @@ def sizes_of(
     wide = [shapes[name] for name in shapes if name.endswith(_feed_forward(architecture))]
     if not tables or not layers or not wide or len(tables[0]) != 2:
         raise ArtifactError(
-            f"its sizes cannot be inferred, or it is no {architecture.name}", _NAME_IT
+            f"its sizes cannot be inferred, or it is not a {architecture.name}", _NAME_IT
         )
     vocab, hidden = tables[0]
     # head_dim: the last axis of the value cache, else of a reshape target [.., heads, head_dim].

@@ -145,9 +145,9 @@ def rewrite_for_lite(path: Path) -> None:
     try:
         model = parse_message(mind_ir_pb2.ModelProto, path.read_bytes())
     except ValueError as error:
-        raise ArtifactError(f"{path}: no MindIR, or encrypted: {error}") from error
+        raise ArtifactError(f"{path}: not a MindIR, or encrypted: {error}") from error
     if not model.graph.node:
-        raise ArtifactError(f"{path}: no MindIR, or one without operators")
+        raise ArtifactError(f"{path}: not a MindIR, or one without operators")
     if model.mind_ir_version <= MINDIR_VERSION:
         raise ArtifactError(f"{path}: already MindIR version {model.mind_ir_version}")
     try:

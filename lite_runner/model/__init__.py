@@ -89,8 +89,7 @@ class ModelFiles:
         """Every tensor of the model: shards joined, the adapter merged. Raises ArtifactError."""
         if self.learned_keys is not None:
             raise ArtifactError(
-                f"{self.source}: has learned keys (pet_config), for which other checkpoints have no"
-                " place",
+                f"{self.source}: has learned keys (pet_config), which other formats cannot hold",
                 "predict, chat and serve with backend=native compute them; without pet_config it is"
                 " the base model",
             )
@@ -210,8 +209,8 @@ class ModelFiles:
             )
         if self.quantization.rounds and self.path and rank_folders(self.path):
             raise ArtifactError(
-                f"{self.path}: cut for several ranks, and quant={self.quantization} wants a whole "
-                "checkpoint",
+                f"{self.path}: sharded for several ranks, and quant={self.quantization} needs a"
+                " whole checkpoint",
                 "merge it first: run_mode=shard parallel=single",
             )
 
@@ -230,7 +229,7 @@ def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterat
         except RunnerError:
             raise error from None
         if name is None:
-            cause, hint = "all weights are finite, so it overflows on the way", error.hint
+            cause, hint = "all weights are finite, so the computation overflows", error.hint
         else:
             cause, hint = f"{name} of the checkpoint is not finite", "fetch or convert it again"
         raise NonFiniteError(f"{error.message}: {cause}", hint) from error

@@ -115,7 +115,7 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
     raise ArtifactError(f"{folder}: {half}got {names}; {expected}")
 
 
-_MS_HINT = "a .ms tells nothing of its inputs: keep it with its manifest, or give the MindIR"
+_MS_HINT = "a .ms does not describe its inputs: keep it with its manifest, or give the MindIR"
 
 
 def graph_paths(prefill: str, increment: str) -> dict[GraphName, Path]:
@@ -142,11 +142,11 @@ def _existing_file(given: str, key: str) -> Path:
     others = [path.with_name(f"{stem}{end}") for end in (".mindir", "_graph.mindir")]
     found = [other for other in others if other.is_file()]
     if len(found) == 1:
-        progress.note(f"{path} is not there; {found[0].name} is")
+        progress.note(f"{path}: no such file, but {found[0].name} exists")
         return found[0]
     if found:
         raise ArtifactError(
-            f"{path}: not there, but both {found[0].name} and {found[1].name} are",
+            f"{path}: no such file, but both {found[0].name} and {found[1].name} exist",
             f"{key}= one of them",
         )
     what = "a folder; infer.model_dir= takes one" if path.is_dir() else "no such file"
@@ -175,12 +175,12 @@ def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | No
         return read_manifest(folder)
     if set(given.values()) == set(named.values()):
         raise ArtifactError(
-            f"swapped: {paths['prefill']} is the increment graph, says its {MANIFEST}",
+            f"swapped: {paths['prefill']} is the increment graph according to its {MANIFEST}",
             "give the prefill graph first",
         )
     if set(given.values()) < set(named.values()):
         raise ArtifactError(
-            f"{next(iter(paths.values()))}: only one of a pair, says its {MANIFEST}",
+            f"{next(iter(paths.values()))}: only one of a pair according to its {MANIFEST}",
             "give both: infer.prefill_model_path= and infer.increment_model_path=",
         )
     return None

@@ -120,7 +120,8 @@ def locate_cached(source: ModelSource) -> ModelFiles:
         return locate(dataclasses.replace(source, checkpoint=str(here)))
     if source.model is None:
         raise ArtifactError(
-            f"{source.checkpoint}: not in the cache, and model=auto has the model's sizes from it",
+            f"{source.checkpoint}: not in the cache, and model=auto reads the model's sizes from"
+            " it",
             "dry_run=true fetches nothing: name the model, or run without it once",
         )
     return not_here(source, source.model)
@@ -207,8 +208,8 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
         return Quantization(source.quant or ("a16" if source.compared else "a8"))
     if source.quant in OF_BLOCKS:
         raise ArtifactError(
-            f"{path}: quant={source.quant} computes with the blocks of a quantized GGUF file, and"
-            " this is none",
+            f"{path}: quant={source.quant} computes with the blocks of a quantized GGUF file,"
+            " which this is not",
             f"leave quant= out, or quant={source.quant}w8, which makes integers of the weights too",
         )
     if gguf is None:
@@ -413,13 +414,14 @@ def _tokenizer_elsewhere(
             place = tokenizer_place(_source_of(own, "load_checkpoint", fetching=fetching))
         except ArtifactError as error:
             raise ArtifactError(
-                f"no tokenizer beside {checkpoint}, and the model's own source has none to be had: "
+                f"no tokenizer beside {checkpoint}, and none could be fetched from the model's"
+                " own source: "
                 f"{error.message}",
                 "processor.tokenizer.tokenizer_file= names one, as does "
                 f"{DOWNLOADS}/{source.model_name}/",
             ) from error
     if place is not None:
-        progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")
+        progress.note(f"tokenizer: from {place}, since {checkpoint} has none")
     return place
 
 

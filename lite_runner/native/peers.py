@@ -59,7 +59,7 @@ class Peers:
         return RunnerError(
             f"the rank with part {failed - LOST} of the model has ended, so this one cannot"
             " continue",
-            "its own error says why; without one it was killed, maybe for want of memory",
+            "its own error says why; without one it was killed, possibly out of memory",
         )
 
     def _gather(self, places: ctypes._Pointer[ctypes.c_float], place: int, count: int) -> int:

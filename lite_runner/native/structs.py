@@ -363,7 +363,7 @@ class LoraSize:
         hint += ", or by serve.max_lora_rank="
         rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
         if rank > self.rank:
-            errors.append(f"got rank {rank}, expected {self.rank} at most")
+            errors.append(f"got rank {rank}, expected at most {self.rank}")
         if others := adapter.pairs.keys() - self.targets:
             errors.append(
                 f"got {len(others)} weights that the slots do not target, such as {min(others)}"

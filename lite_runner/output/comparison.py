@@ -143,7 +143,7 @@ class ComparedText:
         """One word for the table."""
         if self.differs:
             return "DIFFERS"
-        return "same" if self.equal == self.tokens else "same, but for a near tie"
+        return "same" if self.equal == self.tokens else "same, except for a near tie"
 
 
 @dataclass(frozen=True, kw_only=True)

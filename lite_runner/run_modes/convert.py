@@ -94,7 +94,8 @@ def errors(config: Config) -> Iterator[Invalid]:
         if config.merge:
             yield invalid(
                 keys,
-                f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
+                f"convert_format={form} is a format of adapters; merge=true writes a checkpoint:"
+                " ckpt,"
                 " safetensors or huggingface",
             )
         elif not path:
@@ -180,8 +181,7 @@ def _check_has_weights(files: ModelFiles) -> None:
     """Raises ConfigError for random weights."""
     if files.source == RANDOM:
         raise ConfigError(
-            "run_mode=convert reads a checkpoint, and load_checkpoint=random is none",
-            "load_checkpoint=DIR",
+            "run_mode=convert reads a checkpoint, got load_checkpoint=random", "load_checkpoint=DIR"
         )
 
 
@@ -196,7 +196,7 @@ def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> di
     except ArtifactError as error:
         if form == "huggingface" or config.tokenizer.named:
             raise
-        progress.note(f"no tokenizer is written: {error.message}")
+        progress.note(f"the tokenizer is not written: {error.message}")
         return config_file(files.model)
 
 

@@ -125,7 +125,7 @@ def _task_errors(config: Config) -> Iterator[Invalid]:
     given = ("eval_data", "eval_window", "eval_stride", COMPARE)
     for key in (key for key in given if vars(config)[key]):
         other = "; two runs are compared by eval.compare=RUN" if key == COMPARE else ""
-        yield invalid((key, "eval.tasks"), f"{key} does not go with eval.tasks{other}")
+        yield invalid((key, "eval.tasks"), f"{key} cannot be combined with eval.tasks{other}")
     if config.in_mindformers:
         yield invalid(
             ("backend", "eval.tasks"),

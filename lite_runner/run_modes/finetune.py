@@ -126,7 +126,7 @@ def plan(config: Config) -> Plan:
     if asked.full and model.normed_head:
         raise ConfigError(
             f"finetune.full=true: {model.architecture} computes with a head whose rows are divided"
-            " by their lengths, which has no gradients here",
+            " by their lengths, whose gradients are not implemented",
             "finetune.full=false trains an adapter",
         )
     if not asked.full:
@@ -160,9 +160,9 @@ def plan(config: Config) -> Plan:
         steps = step_count(asked, len(packs), ranks)
         if saved is not None and not own and saved.step >= steps:
             raise ConfigError(
-                f"finetune.resume=true: {saved.path} was saved after step {saved.step}, and"
-                f" {steps} are asked for",
-                "finetune.steps= more, of all steps together",
+                f"finetune.resume=true: {saved.path} was saved after step {saved.step}, got"
+                f" finetune.steps={steps}",
+                "a larger finetune.steps=, which counts those before too",
             )
         batch = step_size(asked, ranks)
         mean = data.tokens / len(packs)
@@ -170,14 +170,14 @@ def plan(config: Config) -> Plan:
         lines["steps"] = (
             f"{steps:,} of {batch} {'packs' if asked.packing else 'examples'},"
             f" {steps * batch / len(packs):.2f} epochs,"
-            f" some {round(steps * batch * mean):,} tokens"
+            f" about {round(steps * batch * mean):,} tokens"
         )
         if config.dry_run:
             work = operations_of(asked, model, data) * steps * batch / len(packs)
             speed = product_speed(asked.dtype, model, threads, panels=panels)
             lines["time"] = (
-                f"some {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
-                f" products, at the {speed / 1e9:.0f} GFLOP/s of one that was measured now"
+                f"about {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
+                f" matrix products, at the {speed / 1e9:.0f} GFLOP/s measured just now"
                 + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
             )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
@@ -296,7 +296,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         progress.note(f"stopped early: no lower loss in {asked.early_stop} evaluations")
     if trainer.best_step:
         progress.note(
-            f"wrote {target / BEST}: step {trainer.best_step}, whose evaluated loss of"
+            f"wrote {target / BEST}: step {trainer.best_step}, whose evaluation loss of"
             f" {trainer.best_loss:.4f} is the lowest"
         )
     progress.note(f"wrote {target}: {len(steps)} steps in {seconds:.1f} s{last}")
@@ -359,7 +359,7 @@ def _train(
                 )
                 evaluated = step.eval_loss is not None
                 if evaluated:
-                    line += f", evaluated loss {step.eval_loss:.4f}"
+                    line += f", evaluation loss {step.eval_loss:.4f}"
                 progress.status(line)
                 if step.step in (first + 1, trainer.steps) or evaluated or now - shown > 10:
                     progress.note(line)
@@ -430,7 +430,8 @@ def _max_length(config: Config, model: Decoder) -> int:
         untrained.append("experts whose inputs are scaled")
     for what in untrained:
         raise ConfigError(
-            f"run_mode=finetune: {model.architecture} has {what.rstrip(',')}, which are not trained"
+            f"run_mode=finetune: {model.architecture} has {what.rstrip(',')}, which cannot be"
+            " trained"
         )
     if asked is not None and asked > model.seq_length:
         raise ConfigError(
@@ -543,7 +544,7 @@ def _data(
     most = max(int(text.ids.max()) for text in data.texts)
     if most >= model.vocab_size:
         raise ConfigError(
-            f"finetune.{key}: {path}: has a token {most}, and the model's vocabulary"
+            f"finetune.{key}: {path}: token {most}, expected less than the model's vocabulary of"
             f" {model.vocab_size}",
             "the tokenizer of the model: processor.tokenizer.tokenizer_file=",
         )

@@ -112,7 +112,7 @@ def _plan_server(config: Config) -> Plan:
     for adapter in adapters:
         if adapter.name in config.served_names:
             raise ConfigError(
-                f"adapter {adapter.name} has the name of the model: requests could not mean it",
+                f"adapter {adapter.name} has the model's name, so requests could not select it",
                 f"serve.model_name=NAME gives the model another one than {adapter.name}",
             )
     # OpenAI's default, whatever the model's.
@@ -168,7 +168,10 @@ def _model(config: Config, given: str) -> Config:
         settings = list(_settings(read_yaml(path, given)))
         for key in (f"serve.{name}" for name in _OF_SERVER):
             if key in {setting.key for setting in settings}:
-                raise ConfigError(f"{key} is of the server, not of one model: type it")
+                raise ConfigError(
+                    f"{key} is a setting of the server, not of one model: give it on the command"
+                    " line"
+                )
         raw["serve"]["model_name"] = path.stem
     raw["serve"]["models"] = []
     found, _ = resolve(CommandLine(config=raw, settings=settings))

@@ -1,4 +1,4 @@
-"""run_mode=shard: a checkpoint cut for the ranks of a parallel group, merged, or cut anew."""
+"""run_mode=shard: a checkpoint sharded for the ranks of a parallel group, merged, or resharded."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _write(config: Config, files: ModelFiles, cutting: Cutting, target: Path) ->
     merging = ranks.size == 1
     beside = side_files(config.tokenizer, files)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
+    name = "merge" if merging else f"shard for tp={ranks.tensor} dp={ranks.data}"
     if not merging:
         chosen = range(ranks.size) if config.transform_rank is None else [config.transform_rank]
         pieces = (cutting.of_rank(rank, tensors).values() for rank in chosen)

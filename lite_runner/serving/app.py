@@ -347,7 +347,7 @@ async def stop_profile(_: Request) -> Response:
     """The tables of the recorded profile; its trace goes to the run folder."""
     folder = _traces()
     if (recorder := profiler.stop()) is None:
-        raise ApiError(400, "nothing is recorded: POST /start_profile comes first")
+        raise ApiError(400, "no profile is running: POST /start_profile first")
     process = recorder.process("run")
     names = (folder / f"trace-{number}.json" for number in itertools.count(1))
     path = next(name for name in names if not name.exists())
@@ -358,7 +358,7 @@ async def stop_profile(_: Request) -> Response:
 def _traces() -> Path:
     """The folder of traces. Raises ApiError where there is none."""
     if profiler.folder is None:
-        raise ApiError(404, "profiles are taken where the server was started with profile=true")
+        raise ApiError(404, "profiling needs a server started with profile=true")
     return profiler.folder
 
 

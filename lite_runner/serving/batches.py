@@ -78,10 +78,10 @@ def read_batch(serve: Serve) -> int:
     if wrong:
         raise ConfigError.of(wrong, _MAX_SHOWN)
     if not ids:
-        raise ConfigError(f"serve.batch: {serve.batch} has no requests; expected one a line")
+        raise ConfigError(f"serve.batch: {serve.batch} has no requests; expected one per line")
     for name in answered(serve.batch_target):
         if name not in ids:
-            raise _not_ours(f"{serve.batch_target} answers {name!r}, which {serve.batch} has not")
+            raise _not_ours(f"{serve.batch_target} answers {name!r}, which is not in {serve.batch}")
     return len(ids)
 
 
@@ -96,7 +96,7 @@ def answered(path: Path) -> set[str]:
             if data.endswith(b"\n"):
                 found.add(BatchAnswer.model_validate_json(data).custom_id)
         except ValueError:
-            raise _not_ours(f"{path}:{number}: no answer of a batch") from None
+            raise _not_ours(f"{path}:{number}: not an answer of a batch") from None
     return found
 
 
@@ -234,7 +234,7 @@ def _line(data: bytes) -> BatchLine:
     except ValidationError as error:
         raise of_validation(error) from None
     if line.body.get("stream"):
-        raise ApiError(400, "body.stream: a batch has no streams", "body.stream")
+        raise ApiError(400, "body.stream: not available in a batch", "body.stream")
     return line
 
 

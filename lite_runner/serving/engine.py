@@ -246,7 +246,7 @@ class EngineThread:
             events = deque(self._engine.step())
         except MemoryError:
             # The running requests exceed the memory. The engine would repeat the step.
-            logger.exception("out of memory: what runs is ended")
+            logger.exception("out of memory: running requests are ended")
             error = EnvironmentFault("out of memory", "fewer or shorter requests at a time")
             for running in list(self._handles.values()):
                 self._fail(running, error)

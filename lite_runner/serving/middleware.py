@@ -88,7 +88,7 @@ class RateLimits:
             if (seconds := bucket.seconds_until(1)) > 0:
                 return ApiError(
                     429,
-                    f"more than {bucket.most} {kind} a minute (serve.{kind}_per_minute)",
+                    f"more than {bucket.most} {kind} per minute (serve.{kind}_per_minute)",
                     code="rate_limit_exceeded",
                     retry_after=math.ceil(seconds),
                 )
@@ -382,7 +382,7 @@ async def read_body(
     try:
         await asyncio.wait_for(_append(parts, data, left), BODY_S)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-        raise ApiError(408, f"the body has not come within {BODY_S:g} s") from None
+        raise ApiError(408, f"the body was not received within {BODY_S:g} s") from None
 
 
 async def _append(parts: AsyncIterable[bytes], data: bytearray, left: Callable[[], int]) -> None:

@@ -136,7 +136,7 @@ class Models:
                 return model
         raise ApiError(
             404,
-            f"model: no model {shortened(str(name), 100)!r}; there are: {', '.join(self.every)}",
+            f"model: no model {shortened(str(name), 100)!r}; available: {', '.join(self.every)}",
             "model",
             "model_not_found",
         )
@@ -247,7 +247,7 @@ class Models:
             while not (idle := [other for other in self.loaded if other.users == 0]):
                 await self._changes.wait()
         oldest = min(idle, key=lambda other: other.used)
-        progress.note(f"{oldest.name} makes room for {model.name}")
+        progress.note(f"{oldest.name} is unloaded to make room for {model.name}")
         await self._end(oldest)
 
     async def _watch(self, model: ServedModel) -> None:
@@ -423,7 +423,7 @@ async def by_any(request: Request) -> Response:
             limit = models.settings.load_timeout
             await or_gone(models.enter(model, limit), disconnected(request))
             return Forwarded(models, model, b"")
-    why = f"there is no response {shortened(id, 100)!r}, or not any more"
+    why = f"no response {shortened(id, 100)!r}: unknown, or no longer stored"
     raise ApiError(404, why, None, "response_not_found")
 
 

@@ -131,7 +131,7 @@ def check_free_end(body: Sampling, field: str) -> None:
     """A grammar says where an answer ends. Raises ApiError for fields that say so, too."""
     for name, value in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
         if value:
-            raise ApiError(400, f"{name}: not with {field}", name)
+            raise ApiError(400, f"{name}: cannot be combined with {field}", name)
 
 
 def _limit(body: Sampling) -> int | None:

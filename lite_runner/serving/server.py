@@ -291,10 +291,10 @@ class _Ending:
     async def _end(self, delay: float) -> None:
         self._server.draining = True
         if delay:
-            _tell(f"ending: requests are taken for {delay:g} s more; /ready is 503")
+            _tell(f"shutting down: requests are accepted for {delay:g} s more; /ready is 503")
             await self._pause(delay)
         self._http.should_exit = True
-        _tell("ending: running requests are completed; Ctrl-C again ends them")
+        _tell("shutting down: running requests are completed; Ctrl-C again ends them")
         await self._pause(self._server.settings.drain_timeout)
         await asyncio.to_thread(self._close)
         await self._pause(_LAST_S)

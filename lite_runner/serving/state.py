@@ -78,7 +78,7 @@ class Responses:
         """Raises ApiError with this status for one that is unknown, removed, too old, or another
         owner's."""
         if (one := self._stored.get(id)) is None or one.owner != owner:
-            why = f"there is no response {shortened(id, 100)!r}, or not any more"
+            why = f"no response {shortened(id, 100)!r}: unknown, or no longer stored"
             said = f"{param}: {why}" if param else why
             raise ApiError(status, said, param, "response_not_found")
         self._stored.move_to_end(id)
@@ -168,7 +168,7 @@ class Server:
             known = ", ".join((*self.names, *self.adapters))
             raise ApiError(
                 404,
-                f"model: no model {shortened(name, 100)!r}; there are: {known}",
+                f"model: no model {shortened(name, 100)!r}; available: {known}",
                 "model",
                 "model_not_found",
             )

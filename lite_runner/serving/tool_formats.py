@@ -167,7 +167,7 @@ def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[ToolPara
     definitions = {key: tool[key] for key in _DEFINITIONS if key in tool}
     for key, value in keywords([listed, definitions]):
         if key == "$ref" and isinstance(value, str) and not _is_definition(value):
-            raise refused(f"the reference {value[:80]!r}, which is of no definition")
+            raise refused(f"the reference {value[:80]!r}, which has no definition")
     made = []
     for name, given in listed.items():
         schema = {} if given is True else given

@@ -70,7 +70,7 @@ def grammar_of(asked: Mapping[str, Any]) -> Grammar | None:
     """
     found = list(_grammars(asked))
     if len(found) > 1:
-        raise GrammarError(found[1].field, f"not with {found[0].field}")
+        raise GrammarError(found[1].field, f"cannot be combined with {found[0].field}")
     return found[0] if found else None
 
 
@@ -252,7 +252,7 @@ class _Spelled:
 def _error(grammar: Grammar) -> str | None:
     """The error of a grammar that is too large or costly; None: it is not."""
     if len(grammar.lark) > MAX_CHARS:
-        return f"{len(grammar.lark):,} characters, at most {MAX_CHARS:,} are taken"
+        return f"{len(grammar.lark):,} characters, expected at most {MAX_CHARS:,}"
     patterns = list(grammar.patterns)
     for key, value in (pair for schema in grammar.schemas for pair in keywords(schema)):
         if key == "multipleOf" and isinstance(value, int) and value > MAX_MULTIPLE:
@@ -263,7 +263,7 @@ def _error(grammar: Grammar) -> str | None:
             patterns += value
     for pattern in patterns:
         if (most := repeats(pattern)) > MOST_REPEATS:
-            return f"{pattern[:40]!r} repeats {most:,} times, at most {MOST_REPEATS:,} are taken"
+            return f"{pattern[:40]!r} repeats {most:,} times, expected at most {MOST_REPEATS:,}"
     return None
 
 

@@ -438,7 +438,7 @@ def _applies(condition: str) -> bool:
     if match is None:
         raise EnvironmentFault(
             f"{_OWN} requires a package where {condition!r}, expected python_version < or >=",
-            "install it anew",
+            "install it again",
         )
     older = sys.version_info < (int(match[2]), int(match[3]))
     return older == (match[1] == "<")
@@ -449,7 +449,7 @@ def _requirement(text: str) -> Requirement:
     match = _REQUIREMENT.fullmatch(text)
     if match is None:
         raise EnvironmentFault(
-            f"{_OWN} requires {text!r}, expected a name with bounds of >= and <", "install it anew"
+            f"{_OWN} requires {text!r}, expected a name with bounds of >= and <", "install it again"
         )
     return Requirement(match[1], match[2])
 

@@ -376,7 +376,7 @@ def _integer(text: str) -> int:
 def _number(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"{text[:20]} is beyond all floats")
+        raise ValueError(f"{text[:20]} is out of the range of floats")
     return value
 
 

@@ -116,7 +116,7 @@ def shortage_error(error: BaseException) -> EnvironmentFault | None:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     said = [line for line in lines if _SAID.search(line) and not line.endswith(":")] or lines
     return EnvironmentFault(
-        f"memory: there is not enough: {said[0][:300] if said else type(cause).__name__}", TAKE_LESS
+        f"not enough memory: {said[0][:300] if said else type(cause).__name__}", TAKE_LESS
     )
 
 

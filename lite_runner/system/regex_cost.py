@@ -91,7 +91,7 @@ def _cost(node: _Node, *, tail: bool) -> tuple[int, int]:
     inside = tail or (node.least > 1 and body.can_fail())
     degree, factor = _cost(body, tail=inside)
     if inside and again and body.is_variable():
-        raise ValueError("what is repeated matches in several ways, and what follows may fail")
+        raise ValueError("a repeated part matches in several ways, and the rest may fail")
     if node.most is None:
         # Each time round may look as far as the text goes; or each number of times is tried.
         return degree + (1 if tail or degree else 0), factor

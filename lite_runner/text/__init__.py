@@ -128,7 +128,7 @@ def _load_file(path: Path, chat_form: ChatForm | None, spelling: str | None) -> 
         if spelling == "words":
             raise ArtifactError(
                 f"{path}: its pieces are of texts that jieba has split into words, which is not"
-                " done here",
+                " supported",
                 "give token ids in Python: AutoModel.from_pretrained(...).generate(ids)",
             )
         vocabulary = read_model(path, space_after_special=config.legacy)
@@ -260,7 +260,7 @@ class _Config:
         for name in ("remove_space", "do_lower_case", "num_image_tokens"):
             if self._values.get(name):
                 # The last is the first release's, whose ids were 20,000 larger.
-                raise self._error(name, self._values[name], "none: ids would be others")
+                raise self._error(name, self._values[name], "none: token ids would differ")
 
     @property
     def template_file(self) -> Path:

@@ -94,7 +94,7 @@ def render_template(
         except TemplateProcessError as error:
             raise EnvironmentFault(
                 f"the process for chat templates {error}, and the next one, too",
-                "free memory, or look for what ends processes here",
+                "free memory, or find what ends processes on this machine",
             ) from None
         except OSError as error:
             _close()

@@ -235,7 +235,7 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     value = record.get(key)
     if not isinstance(value, str):
         got = "nothing" if value is None else type(value).__name__
-        raise ConfigError(f"{where}: {key}: got {got}, expected a text")
+        raise ConfigError(f"{where}: {key}: got {got}, expected a string")
     return value
 
 
@@ -266,9 +266,9 @@ def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces
         after = tokenizer.render_chat(messages[: index + 1], False, tools=tools)
         if not (before.startswith(done) and after.startswith(before)):
             raise ConfigError(
-                f"{where}: the chat template writes a conversation otherwise once"
-                " more of it is known, so its answers cannot be told from the rest",
-                "one answer in each conversation, or prompt and completion",
+                f"{where}: the chat template renders earlier messages differently once later ones"
+                " follow, so the answers cannot be located",
+                "give one answer in each conversation, or prompt and completion",
             )
         pieces += [(before[len(done) :], False), (after[len(before) :], True)]
         done = after

@@ -80,7 +80,7 @@ class FinetuneOptions:
         if self.full and self.dtype != "float32":
             yield invalid(
                 ("finetune.dtype", "finetune.full"),
-                f"finetune.dtype={self.dtype} is of weights that are not trained, and"
+                f"finetune.dtype={self.dtype} is the type of weights that are not trained, and"
                 " finetune.full=true trains all; expected finetune.dtype=float32",
             )
         if self.steps is not None and self.warmup_steps > self.steps:

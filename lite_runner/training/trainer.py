@@ -405,7 +405,7 @@ class Trainer:
             raise ArtifactError(
                 f"{path}: a checkpoint of another model, data or settings",
                 "the keys of the run that wrote it (all but finetune.steps may be seen in its"
-                " config.yaml), or finetune.resume=false overwrite=true to begin anew",
+                " config.yaml), or finetune.resume=false overwrite=true to start over",
             )
         for name, array in expected.items():
             array[...] = self._part(name, tensors[name]).float32()

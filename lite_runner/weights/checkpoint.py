@@ -224,7 +224,7 @@ def weights_file(path: Path) -> Path:
     if file.suffix == ".gguf" and not (looks_like_gguf(file) or looks_like_safetensors(file)):
         raise ArtifactError(
             f"{file}: not a GGUF file: it starts with {first_bytes(file, 8)!r}, not b'GGUF'",
-            "fetch the file again, and look what it is: an error page, or another format",
+            "fetch the file again, and check that it is not an error page or of another format",
         )
     return file
 
@@ -233,7 +233,8 @@ def _weights_in(path: Path) -> Path:
     ranks = rank_folders(path)
     if ranks:
         raise ArtifactError(
-            f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...), expected a whole one",
+            f"{path}: a checkpoint sharded for {len(ranks)} ranks (rank_0 ...), expected a whole"
+            " one",
             "merge it first: run_mode=shard parallel=single",
         )
     # Pickles are the last choice.

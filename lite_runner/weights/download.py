@@ -267,7 +267,7 @@ class _Transfer:
             error.close()
             if at and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 self._restart(part)
-                raise OSError("less is there than has arrived") from error
+                raise OSError("the server's file is shorter than what was received") from error
             raise
         with answer:
             if at and answer.status != http.HTTPStatus.PARTIAL_CONTENT:
@@ -304,7 +304,7 @@ def _check(file: Remote) -> None:
         raise ArtifactError(
             f"{without_credentials(file.url)}: the file that arrived is damaged, or another one: "
             f"got {found}, expected {expected}",
-            "run again to download it again; if it stays so, do not use what the server has",
+            "run again to download it again; if that fails again, do not use the server's file",
         )
 
 

@@ -94,7 +94,7 @@ def test_the_base_and_what_is_unknown(model: Network) -> None:
 
 @pytest.fixture
 def has_loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Whether weights were loaded since the last call."""
+    """True if weights were loaded since the last call."""
     loads: list[ModelFiles] = []
 
     def counted(files: ModelFiles, *options: Any) -> Backend:
@@ -204,7 +204,7 @@ def test_lora_in_the_checkpoint_equals_peft(finetuned: Path) -> None:
         model = AutoModel.from_config(config)
         got = model(prompts).asnumpy()[:, -1]
         assert np.abs(got - wanted).max() < 2e-5 * np.abs(wanted).max()
-        with pytest.raises(ConfigError, match="one adapter is merged for all"):
+        with pytest.raises(ConfigError, match="merges one adapter for all prompts"):
             model.generate([5, 6], adapter_id="all")
 
 
@@ -254,7 +254,7 @@ def test_a_pipeline_takes_a_pet_config(finetuned: Path) -> None:
     assert made == pipeline("text_generation", model, tokenizer)("AB", **options)
     base = AutoModel.from_pretrained(CASE)
     assert made != pipeline("text_generation", base, tokenizer)("AB", **options)
-    with pytest.raises(ConfigError, match="config= is of a model made here"):
+    with pytest.raises(ConfigError, match="config= cannot be given with a model object"):
         pipeline("text_generation", model, tokenizer, config=PetConfig())
 
 

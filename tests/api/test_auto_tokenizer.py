@@ -121,7 +121,7 @@ def test_settings_of_a_tokenizer(tmp_path: Path) -> None:
     assert short("abc", truncation=True)["input_ids"] == [97, 98]
     with pytest.raises(ConfigError, match="did you mean pad_token"):
         AutoTokenizer.from_pretrained(tmp_path, pad_tokn="</s>")
-    with pytest.raises(ConfigError, match="legacy=false is not available"):
+    with pytest.raises(ConfigError, match="legacy=false is not supported"):
         AutoTokenizer.from_pretrained(tmp_path, legacy=False)
     with pytest.raises(ArtifactError, match="'<x>' is not in the vocabulary"):
         AutoTokenizer.from_pretrained(tmp_path, pad_token="<x>")

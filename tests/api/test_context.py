@@ -101,7 +101,7 @@ def test_parallel_config() -> None:
     assert config.parallel_config == TransformerOpParallelConfig(
         data_parallel=1, model_parallel=2, vocab_emb_dp=True, recompute=False
     )
-    with pytest.raises(ConfigError, match="are 2 ranks, and this job has 1") as caught:
+    with pytest.raises(ConfigError, match="need 2 ranks, and this job has 1") as caught:
         AutoModel.from_config(config)
     assert "init_context(use_parallel=True)" in str(caught.value)
     for wrong, says in (

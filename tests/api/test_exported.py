@@ -20,11 +20,11 @@ from tests.each import each
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({}, ConfigError, "neither a manifest nor a yaml says which model"),
+        ({}, ConfigError, "neither a manifest nor a yaml names the model"),
         ({"prefill_model_path": "y.mindir"}, ConfigError, "neither a manifest nor a yaml"),
         ({"model_name": "bloom"}, ConfigError, "model: got 'bloom'"),  # without graphs
         ({"model_name": "glm"}, ConfigError, "model: got 'glm'"),
-        ({"prefill_model_path": "y.mindir", "model_name": "bloom"}, ArtifactError, "no MindIR"),
+        ({"prefill_model_path": "y.mindir", "model_name": "bloom"}, ArtifactError, "not a MindIR"),
     ],
 )
 def test_a_model_that_cannot_be_found(
@@ -129,7 +129,7 @@ def test_the_infer_section_of_a_named_models_yaml(
     yaml_file.write_text(yaml.safe_dump(section))
     capsys.readouterr()
     assert said("tiny_bloom", ge_config_path="") == expected
-    assert "infer: of configs/bloom/run_tiny_bloom.yaml" in capsys.readouterr().err
+    assert "infer: taken from configs/bloom/run_tiny_bloom.yaml" in capsys.readouterr().err
     yaml_file.unlink()
     assert said("tiny_bloom", infer_seq_length=48)[0] == ""  # its own weights
 
@@ -196,8 +196,8 @@ def test_tasks() -> None:
         ({"device_id": -1}, "device_id: got -1, expected an integer >= 0"),
         ({"infer_seq_length": 0}, ">= 1"),
         ({"infer_seq_length": True}, ">= 1"),
-        ({"prefill_model_path": 3}, "expected a text"),
-        ({"ge_config_path": ["a", 3]}, "expected a text"),
+        ({"prefill_model_path": 3}, "expected a string"),
+        ({"ge_config_path": ["a", 3]}, "expected a string"),
         ({"dynamic": 1}, "expected True or False"),
         ({"infer_seq_len": 1}, "no such field; did you mean infer_seq_length"),
     ],

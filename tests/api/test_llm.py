@@ -97,7 +97,7 @@ def test_other_tasks_go_on(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("given", [3, [], [3.5], [CHAT], None])
-def test_what_is_no_prompt_is_refused(llm: LLM, given: Any) -> None:
+def test_invalid_prompts_are_refused(llm: LLM, given: Any) -> None:
     if given == []:
         assert llm.generate(given) == []
         return

@@ -200,7 +200,7 @@ def test_from_config_keeps_its_own_settings(greedy: list[list[int]]) -> None:
     assert made.generate(PROMPT, **options) == greedy[:1]
     with pytest.raises(ConfigError, match="at most 40 fit"):
         AutoModel.from_config(config).generate(PROMPT, max_new_tokens=20)
-    with pytest.raises(ConfigError, match="does not train"):
+    with pytest.raises(ConfigError, match="only generates"):
         made.set_train()
 
 
@@ -223,7 +223,7 @@ def test_settings_of_the_command_line(greedy: list[list[int]], cli_tokens: list[
 
 @pytest.fixture
 def cli_tokens(capsys: pytest.CaptureFixture[str]) -> list[list[int]]:
-    """What the command line makes of the two prompts, in float32 and in a16w4."""
+    """The command line's tokens for the two prompts, in float32 and in a16w4."""
     found = []
     for more in ([], ["quant=a16w4"]):
         line = ["model=tiny_llama", "predict_data=['I love Beijing, because','LLaMA']", *more]
@@ -287,7 +287,7 @@ def test_log_probabilities(model: PreTrainedModel, greedy: list[list[int]]) -> N
 
 @pytest.mark.parametrize("option", ["logprobs", "prompt_logprobs"])
 def test_log_probabilities_need_a_dict(model: PreTrainedModel, option: str) -> None:
-    refused = f"^{option}: only what generate gives with return_dict_in_generate=True"
+    refused = f"^{option}: needs return_dict_in_generate=True"
     asked = {option: 1, "max_new_tokens": 2}
     with pytest.raises(ConfigError, match=refused):
         model.generate(PROMPT, **asked)
@@ -305,7 +305,7 @@ def test_min_length_counts_the_prompt(model: PreTrainedModel, greedy: list[list[
     short = model.generate(PROMPT, **options)[0]
     longer = model.generate(PROMPT, min_length=len(PROMPT) + 6, **options)[0]
     assert len(short) < len(PROMPT) + 6 <= len(longer)
-    with pytest.raises(ConfigError, match="min_length=30 means another number"):
+    with pytest.raises(ConfigError, match="min_length=30 is a different number"):
         model.generate([PROMPT, OTHER], min_length=30)
 
 
@@ -343,7 +343,7 @@ def test_unavailable_mindformers_options_are_named(model: PreTrainedModel, optio
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was tried to be fetched, in vain, from a folder and a cache where nothing is."""
+    """Attempted downloads, all in vain, with an empty folder and an empty cache."""
     tried = []
 
     def fail(repository: Repository, **options: bool) -> Path:
@@ -411,5 +411,7 @@ def test_mindformers_is_refused_by_name() -> None:
     """It completes prompts in its own process; the API works with logits."""
     settings = {"backend": "mindformers", "load_checkpoint": "random"}
     for make in AutoModel.from_pretrained, partial(pipeline, "text_generation"):
-        with pytest.raises(ConfigError, match="backend=mindformers completes prompts by itself"):
+        with pytest.raises(
+            ConfigError, match="backend=mindformers generates in a process of its own"
+        ):
             make("tiny_llama", **settings)

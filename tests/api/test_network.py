@@ -30,7 +30,7 @@ OPTIONS = {"max_new_tokens": 6, "eos_token_id": []}
 
 @pytest.fixture
 def parallel_mode() -> Iterator[None]:
-    """What init_context(use_parallel=True) sets; MindSpore lays out networks only with it."""
+    """Set by init_context(use_parallel=True); MindSpore lays out networks only with it."""
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
     yield
     ms.reset_auto_parallel_context()
@@ -169,7 +169,7 @@ def test_a_script_may_have_computed_with_tensors_before(tmp_path: Path) -> None:
 def test_parameters_of_quantized_weights_are_reported_as_floats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What mindspore.save_checkpoint(model.parameters_dict()) writes."""
+    """As mindspore.save_checkpoint(model.parameters_dict()) writes them."""
     name = "model.layers.0.feed_forward.w2.weight"
     held = AutoModel.from_pretrained("tiny_llama", quant="a16w8").parameters_dict()
     assert "run_mode=quantize writes the integers" in capsys.readouterr().err

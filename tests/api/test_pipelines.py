@@ -155,7 +155,7 @@ def test_a_generation_config_and_processors(ready: TextGenerationPipeline) -> No
     made = pipeline("text_generation", ready.model, ready.tokenizer)
     chosen = GenerationConfig(max_new_tokens=6, eos_token_id=[])
     assert made(INPUTS, generation_config=chosen) == ready(INPUTS)
-    with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
+    with pytest.raises(ConfigError, match="image_processor has no effect with text_generation"):
         pipeline("text_generation", ready.model, image_processor=print)
 
 
@@ -187,10 +187,10 @@ def test_settings_of_the_model_are_keywords_too() -> None:
     assert (made.model.config.kv_cache, made.model.config.threads) == ("int8", 1)
     with pytest.raises(ConfigError, match="no such key; did you mean quant"):
         pipeline("text_generation", model="tiny_llama", quantt="a16w8")
-    with pytest.raises(ConfigError, match="quant: of the model, not of one call") as caught:
+    with pytest.raises(ConfigError, match="quant: set for the model, not for one call") as caught:
         made("text", quant="a16w8")
     assert "AutoModel.from_pretrained(..., quant='a16w8')" in (caught.value.hint or "")
-    with pytest.raises(ConfigError, match="kv_cache: of the model"):
+    with pytest.raises(ConfigError, match="kv_cache: set for the model"):
         made.model.generate([5, 6], kv_cache="fp16")
 
 

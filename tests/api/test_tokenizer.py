@@ -50,7 +50,7 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
         ({"max_length": 1, "padding": "max_length"}, "a text has 2 tokens"),
         ({"padding": "max_length"}, "needs a max_length"),
         ({"padding": "most"}, "padding: got 'most'"),
-        ({"return_tensors": "np"}, "several lengths"),
+        ({"return_tensors": "np"}, "different lengths"),
         ({"return_tensors": "pt", "padding": True}, "return_tensors: got 'pt'"),
     ],
 )

@@ -154,7 +154,7 @@ def test_weights_that_are_loaded_into_a_model(file: str, tmp_path: Path) -> None
     model_config.checkpoint_name_or_path = None
     network = LlamaForCausalLM(model_config)
     own = network.generate([1, 2], **OPTIONS)
-    with pytest.raises(ConfigError, match="load_checkpoint names nothing"):
+    with pytest.raises(ConfigError, match="load_checkpoint is empty"):
         transform_and_load_checkpoint(config, None, network, do_predict=True)
     model = model_config.run_config().model_config()
     assert model is not None

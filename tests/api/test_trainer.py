@@ -65,7 +65,7 @@ def test_the_batch_size_of_the_model_holds_for_the_graphs(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("method", ["lora", ""])
-def test_what_is_trained(method: str, tmp_path: Path) -> None:
+def test_training_follows_its_arguments(method: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "1", "completion": "22"}\n', encoding="utf-8")
     settings = {"learning_rate": 0.02, "total_steps": 3, "lr_scheduler_type": "cosine"}
     args = TrainingArguments(output_dir=tmp_path / "out", batch_size=1, seed=3, **settings)
@@ -95,7 +95,7 @@ def test_invalid_arguments() -> None:
         TrainingArguments(use_parallel=True)
     with pytest.raises(ConfigError, match=r"callback: no such setting; did you mean callbacks\?"):
         Trainer(model="tiny_llama", callback=[])
-    with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
+    with pytest.raises(ConfigError, match="image_processor has no effect with text_generation"):
         Trainer(model="tiny_llama", image_processor=object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="pet_method: got 'ptuning', expected lora"):
         Trainer(model="tiny_llama", pet_method="ptuning")

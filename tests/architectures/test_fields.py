@@ -167,7 +167,7 @@ REFUSED = {
 
 
 def read(name: str, **changes: Any) -> Decoder | str:
-    """What a config.json with all defaults but `changes` (Ellipsis: absent) says, or the fault."""
+    """The config.json with all defaults but `changes` (Ellipsis: absent), read, or the error."""
     raw = {"model_type": name, **CLASSES[name]["defaults"], **SOUND.get(name, {}), **changes}
     counts = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
     layers = next((raw[key] for key in counts if key in raw), None)  # None: the list tells
@@ -193,14 +193,14 @@ def other(field: str, default: Any) -> Any:
 
 
 def beside(name: str, field: str) -> dict[str, Any]:
-    """What `field` needs beside it, as far as the class has it."""
+    """The fields that `field` needs beside it, as far as the class has them."""
     given = CLASSES[name]["defaults"]
     needed = BESIDE_OF.get(name, BESIDE).get(field, BESIDE.get(field, {}))
     return {key: one for key, one in needed.items() if key in given}
 
 
 def is_decided(name: str, field: str, found: Decoder | str, plain: Decoder | str) -> bool:
-    """Whether `found`, read with another value of `field` than `plain`, follows or refuses it."""
+    """True if `found`, read with another value of `field` than `plain`, follows or refuses it."""
     assert isinstance(plain, Decoder), plain
     return field in found if isinstance(found, str) else found != plain
 
@@ -234,7 +234,7 @@ def test_no_note_on_fields_that_are_known(capsys: pytest.CaptureFixture[str]) ->
         assert isinstance(model, Decoder)
         assert model_config_from_hf(hf_from_model_config(model), "config.json") == model, name
         told = capsys.readouterr().err.splitlines()  # of layers, which classes have by default
-        further = "config.json: layers that predict a further token are for speculate=mtp alone"
+        further = "config.json: layers for multi-token prediction are read by speculate=mtp alone"
         assert (name, [line for line in told if line != further]) == (name, [])
         if name in ("deepseek_v3", "glm4_moe"):
             assert further in told

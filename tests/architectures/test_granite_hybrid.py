@@ -46,6 +46,6 @@ def test_a_limit_that_is_none(limit: Any) -> None:
         ({"layer_types": ["attention"] * 2}, "expected 3 times mamba or attention"),
     ],
 )
-def test_what_is_not_computed_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_settings_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ArtifactError, match=said):
         read(**changes)

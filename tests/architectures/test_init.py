@@ -32,7 +32,7 @@ def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Re
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"heads": 2, "kv_heads": 2}, "heads that differ between layers are of backend=native"),
+        ({"heads": 2, "kv_heads": 2}, "heads that differ between layers need backend=native"),
         (
             {"rotary": Rotary(5.0, RopeScaling("dynamic", 2.0, 16))},
             "rotary positions that depend on the length differ between its layers",
@@ -49,8 +49,8 @@ def test_layers_that_differ(changes: dict[str, object], said: str, reference: Re
 def test_recurrent_layers_are_of_the_native_kernels(reference: Reference) -> None:
     for case, gates in (("qwen3_next", True), ("granitemoehybrid", False)):
         model = reference(case).config
-        said = ["recurrent layers are of backend=native"]
-        assert unsupported(model) == said + gates * ["gates of attention are of backend=native"]
+        said = ["recurrent layers need backend=native"]
+        assert unsupported(model) == said + gates * ["gates of attention need backend=native"]
         assert undivided(model).startswith("has recurrent layers")
 
 

@@ -101,7 +101,7 @@ def test_mindformers_infer_finds_the_token_in_ours(tmp_path: Path) -> None:
         assert token_as_mindformers_reads(engine.run(name)) == wanted.tolist()
 
 
-def test_which_lite_reads_which_mindir() -> None:
+def test_mindir_versions_of_lite_releases() -> None:
     for fact in FACTS["MindIR versions"]:
         last = lite_release.last_version(f"MindSpore Lite {fact['release']}")
         assert last in (fact["reads"], None)

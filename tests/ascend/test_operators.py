@@ -264,7 +264,7 @@ def check_installed(name: str, operator: Operator) -> None:
 
 
 def in_library(path: str, text: str) -> bool:
-    """Whether a library of the wheel has the text in it."""
+    """True if a library of the wheel contains the text."""
     with (
         (WHEEL / path).open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held,

@@ -59,7 +59,7 @@ def recorded(folder: Path) -> list[dict[str, str]]:
 
 
 def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dict[str, str]]:
-    """What the ranks that this program's launcher starts find, with a real msrun."""
+    """The environment of ranks that this program's launcher starts, with a real msrun."""
     read = None if table is None else read_rank_table(table)
     job.run_ranks(
         [str(RECORD), str(folder)],
@@ -123,7 +123,7 @@ def test_seconds_that_hccl_does_not_take(seconds: str) -> None:
         config_of(f"parallel.hccl_timeout={seconds}")
 
 
-def test_how_long_hccl_waits() -> None:
+def test_timeouts_of_hccl() -> None:
     seconds = config_of().parallel.hccl_timeout
     for name in sections.HCCL_VARIABLES:
         for fact in FACTS[name]:

@@ -90,7 +90,7 @@ def test_another_format_is_refused(name: str) -> None:
 
 
 def _changed(name: str, change: str, tmp_path: Path) -> str:
-    """What is said of a form in which a text is replaced."""
+    """The error for a rank table in which a text is replaced."""
     before, _, after = change.partition(" -> ")
     text = (TABLES / f"{name}.json").read_text()
     assert before in text
@@ -120,7 +120,7 @@ def _changed(name: str, change: str, tmp_path: Path) -> str:
         ("cann_a3", '"super_pod_list" -> "pods"', "super_pod_list: got null"),
     ],
 )
-def test_what_hccl_would_refuse(name: str, change: str, expected: str, tmp_path: Path) -> None:
+def test_tables_that_hccl_refuses(name: str, change: str, expected: str, tmp_path: Path) -> None:
     assert expected in _changed(name, change, tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_host_addresses_stand_in_for_those_of_devices(tmp_path: Path) -> None:
     assert read_rank_table(tmp_path / "table.json").ranks == 8
 
 
-def test_where_the_first_machine_is_reached() -> None:
+def test_the_address_of_the_first_machine() -> None:
     addresses = {
         "one_machine": "xx.xx.xx.xx",
         "cann_training": "node_0",

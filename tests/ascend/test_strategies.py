@@ -92,7 +92,7 @@ def test_a_size_without_a_step_is_no_cut(tmp_path: Path, size: int, step: int, c
     assert (whole == ([2, 2], [0, -1], [8, 8])) == (not cut)
     path = written(tmp_path / "s.ckpt", [0, -1], size=size, step=step)
     if cut:
-        with pytest.raises(ArtifactError, match="w is also cut for the optimizer"):
+        with pytest.raises(ArtifactError, match="w is also sharded for the optimizer"):
             read_strategy(path)
     else:
         assert read_strategy(path).layouts["w"] == Layout((2, 2), ((0,), ()))

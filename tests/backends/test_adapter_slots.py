@@ -129,7 +129,7 @@ def test_adapters_come_and_go() -> None:
     assert slots.pin("a1") == 0 and slots.loads == 9
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_adapters_that_do_not_fit_are_refused_and_change_nothing() -> None:
     slots, _ = slots_of([adapter(1, 4, "q")], 1)
     version = slots.version("a1")
     with pytest.raises(ConfigError, match=r"a1: .*: got rank 5, expected 4 at most"):

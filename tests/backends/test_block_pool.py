@@ -33,7 +33,7 @@ class Texts:
             end = min(end, start + STEP)
         part = slot, start, end
         if self.pool.usable(slot, start) < start:
-            with pytest.raises(ValueError, match="what it sees was given back"):
+            with pytest.raises(ValueError, match="blocks that it attends to were freed"):
                 self.pool.write(*part, self.copy)
             self.release(slot, 0)
             return
@@ -164,5 +164,7 @@ def test_tokens_are_written_again_from_as_far_back_as_a_step_reaches() -> None:
     )  # the error is the pool's, though the slot alone has the token's block
     pool.release(0, 100)
     assert not pool.writable(*gone)
-    with pytest.raises(ValueError, match="slot 0: got token 4, but what it sees was given back"):
+    with pytest.raises(
+        ValueError, match="slot 0: got token 4, but the blocks that it attends to were freed"
+    ):
         pool.reserve([gone], lambda *_: None)

@@ -25,7 +25,7 @@ def settings() -> Callable[..., CellSettings]:
 
 @pytest.fixture(scope="session")
 def config() -> CellOptions:
-    """That of cells with tiny_llama."""
+    """The config of cells with tiny_llama."""
     line = parse(["run_mode=bench", "model=tiny_llama"], heads())
     found, _ = resolve(line)
     assert isinstance(found, CellOptions)

@@ -141,7 +141,7 @@ def measured_cells(*cells: CellSettings) -> list[Cell]:
     return list(run_cells([CellJob(settings=one, **told) for one in cells], context=256))
 
 
-def test_what_a_process_measures_is_kept(
+def test_measurements_of_a_process_are_kept(
     settings: Callable[..., CellSettings], measured: Callable[..., Measured], stand_in: StandIn
 ) -> None:
     answer = measured([1.0, 2.0])
@@ -194,7 +194,7 @@ def test_a_process_that_exported_first_is_followed_by_one_that_measures(
     )
     assert measured_cells(settings())[0].measured is not None
     stand_in("print(json.dumps({'again': True}))")
-    assert measured_cells(settings())[0].error == "the exported model was gone again"
+    assert measured_cells(settings())[0].error == "the exported model was removed again"
 
 
 def test_ctrl_c_ends_the_process_of_the_cell(
@@ -231,7 +231,7 @@ def test_the_machine_has_a_name_cores_and_memory() -> None:
     assert machine.cores == len(os.sched_getaffinity(0))
 
 
-def test_what_children_that_ended_have_spent_is_not_others() -> None:
+def test_time_of_ended_children_is_not_of_others() -> None:
     others = Others()
     spin = "import time\nwhile time.process_time() < 1.5: pass"
     subprocess.run([sys.executable, "-c", spin], check=True)

@@ -61,7 +61,7 @@ def test_figures_of_one_repetition_fit_each_other(cells: list[Cell]) -> None:
     assert 1e3 * 3 / figures["decode_tok_s"] <= figures["token_ms_p99"] * 1.0001
 
 
-def test_what_does_not_go_together_is_the_error_of_its_cell(
+def test_conflicting_settings_are_the_error_of_their_cell(
     config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     lite = replace(config, engine="lite", backend="mslite")

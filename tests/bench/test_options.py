@@ -53,7 +53,7 @@ def test_a_value_is_a_list_of_one() -> None:
         ("64", "prompt", 64),
     ],
 )
-def test_what_is_typed_is_read(typed: str, key: str, value: Any) -> None:
+def test_typed_values_are_read(typed: str, key: str, value: Any) -> None:
     assert value_of(typed, hints_of(BenchOptions)[key]) == value
     assert options(**{key: value})[1] == []
 
@@ -128,7 +128,7 @@ def test_settings_left_to_the_run_are_not_shown(settings: Callable[..., CellSett
         ({"adapters": 2}, "a batch of 1 cannot mix 2 adapters"),
     ],
 )
-def test_what_makes_no_sense_is_left_out(
+def test_meaningless_cells_are_left_out(
     settings: Callable[..., CellSettings], changes: dict[str, int], why: str
 ) -> None:
     assert why_left_out(settings(**changes), context=256) == why

@@ -93,13 +93,13 @@ def test_numbers_are_short(value: float, text: str) -> None:
 Make = Callable[..., CellSettings]
 
 
-def test_what_has_one_value_in_each_run_may_differ(settings: Make) -> None:
+def test_settings_with_one_value_in_each_run_may_differ(settings: Make) -> None:
     now = [settings(quant="a16w8", batch=batch) for batch in (1, 4)]
     then = [settings(threads=2, batch=batch) for batch in (4, 8, 1)]
     assert counterparts(now, then) == [2, 0]
 
 
-def test_what_varies_must_be_equal(settings: Make) -> None:
+def test_varying_settings_must_be_equal(settings: Make) -> None:
     now = [settings(quant=quant) for quant in ("a16w8", "a8w8")]
     assert counterparts(now, [settings(quant=None), settings(quant="a8w8")]) == [None, 1]
 
@@ -139,7 +139,7 @@ def test_a_run_is_its_folder_or_its_result(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": "tiny"}', '{"model": "x", "bench": {}}'])
-def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
+def test_other_files_than_benchmarks_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(ConfigError, match=r"bench\.compare: .*result\.json: holds no benchmark"):
         read_former(str(tmp_path))

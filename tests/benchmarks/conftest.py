@@ -13,7 +13,7 @@ from tests.tokenizer_files import write_ascii_tokenizer
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., str]:
-    """What a benchmark prints of a tiny model."""
+    """The output of a benchmark for a tiny model."""
 
     write_ascii_tokenizer(tmp_path)
 

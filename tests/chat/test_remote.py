@@ -42,7 +42,7 @@ def test_thinking_is_shown_and_not_sent_again(start: Start) -> None:
     assert answer.text == conversation.messages()[-1]["content"] == "Yes."
 
 
-def test_what_the_context_does_not_hold_is_dropped(start: Start) -> None:
+def test_turns_that_the_context_does_not_hold_are_dropped(start: Start) -> None:
     conversation = Conversation(RemoteModel(start().url), options={"max_new_tokens": 4})
     for number in range(6):
         _, dropped = conversation.ask(f"{number}" * 60, lambda _: None)

@@ -217,7 +217,7 @@ def test_files_of_two_models_are_refused(faults: Faults, resolve: Resolve, own: 
     Path("a.yaml").write_text("trainer: {model_name: llama2_7b}\n")
     Path("b.yaml").write_text("trainer: {model_name: gpt2}\n")
     message = faults("--config", "a.yaml", "--config", "b.yaml", HI)
-    assert "b.yaml is of another model than a.yaml (trainer.model_name 'gpt2'," in message
+    assert "b.yaml describes another model than a.yaml (trainer.model_name 'gpt2'," in message
     Path("b.yaml").write_text("model: {model_config: {max_new_tokens: 3}}\n")
     config = resolve("--config", "a.yaml", "--config", "b.yaml", HI)
     assert (config.model_name, config.model.model_config.max_new_tokens) == ("llama2_7b", 3)
@@ -357,7 +357,7 @@ def test_groups_of_ones_own(resolve: Resolve, experiment: Path) -> None:
 
 
 def test_a_run_needs_no_sweeper_of_ones_own(resolve: Resolve, experiment: Path) -> None:
-    """Which --multirun alone uses, and which may not be installed."""
+    """Only --multirun uses one, and it may not be installed."""
     sweeper = "defaults:\n  - override /hydra/sweeper: absent"
     text = EXPERIMENT.replace("defaults:", sweeper)
     (experiment / "experiment/x.yaml").write_text(text)

@@ -40,7 +40,7 @@ def test_lengths_in_a_context_of_10_tokens(
 
 
 def rule(given: dict[str, Any], usual: bool) -> bool:
-    """What docs/predict.md says."""
+    """The rule in docs/predict.md."""
     if "do_sample" in given:
         return bool(given["do_sample"])
     if "temperature" in given:
@@ -92,11 +92,11 @@ def test_choices_that_an_answer_cannot_be(
     resolve: Callable[..., RunConfig], faults: Callable[..., str]
 ) -> None:
     run = ["model=tiny_llama", "predict_data=hi"]
-    expected = "guided_choice: expected one text or more, none of them empty"
+    expected = "guided_choice: expected one or more texts, none of them empty"
     assert expected in faults(*run, "guided_choice=[a,'']")
     assert expected in faults(*run, "guided_choice=[]")
     resolve(*run, "guided_choice=[a]", "min_new_tokens=0")
     said = faults(*run, "guided_choice=[a]", "min_new_tokens=1")
-    assert "min_new_tokens=1 does not go with guided_choice" in said
+    assert "min_new_tokens=1 cannot be combined with guided_choice" in said
     said = faults(*run, "guided_choice=[a]", "num_beams=2")
-    assert "num_beams=2 does not go with guided_choice" in said
+    assert "num_beams=2 cannot be combined with guided_choice" in said

@@ -163,6 +163,6 @@ def test_nothing_else_is_interpolated(here: Path) -> None:
 def test_references_that_grow_are_refused(faults: Faults) -> None:
     doubled = "\n".join(f"k{i}: ${{k{i + 1}}}${{k{i + 1}}}" for i in range(40))
     Path("a.yaml").write_text(f"predict_data: ${{k0}}\n{doubled}\nk40: xx\n")
-    assert "references stand for more than" in faults("--config", "a.yaml", TINY)
+    assert "references expand to more than" in faults("--config", "a.yaml", TINY)
     Path("a.yaml").write_text("a: &a\n  b: *a\n  c: ${seed}\nseed: 1\n")
     assert "a: no such key" in faults("--config", "a.yaml", TINY, "predict_data=x")

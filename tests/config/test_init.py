@@ -156,7 +156,7 @@ def test_a_free_mapping_holds_scalars_under_any_names() -> None:
     ("value", "expected"),
     [
         (3, "free: got 3, expected a section or null"),
-        ({"a": {"b": [1]}}, "free.a.b: got [1], expected a text or an integer or a number or"),
+        ({"a": {"b": [1]}}, "free.a.b: got [1], expected a string or an integer or a number or"),
         ({"a": {1: 2}}, "free.a: got the name 1, expected letters"),
         ({"a": {"b.c": 2}}, "free.a: got the name 'b.c', expected letters"),
         ({"a": math.nan}, "free.a: got nan"),

@@ -31,7 +31,7 @@ def schema() -> dict[str, Any]:
 
 
 def errors(value: Any, schema: dict[str, Any], whole: dict[str, Any], key: str = "") -> list[str]:
-    """What a validator would say, by the keywords that the schema has."""
+    """A validator's errors, by the keywords that the schema has."""
     if "$ref" in schema:
         schema = schema | whole["$defs"][schema["$ref"].rpartition("/")[2]]
     found = []
@@ -89,7 +89,7 @@ def test_every_composed_config_fits(schema: dict[str, Any]) -> None:
         ({"predict_data": [{"prompt": "x", "temperatures": 1}]}, ".predict_data: "),
     ],
 )
-def test_what_does_not_fit(schema: dict[str, Any], raw: dict[str, Any], expected: str) -> None:
+def test_values_that_do_not_fit(schema: dict[str, Any], raw: dict[str, Any], expected: str) -> None:
     assert any(expected in one for one in errors(raw, schema, schema)), errors(raw, schema, schema)
 
 

@@ -178,7 +178,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
         (
             ["use_past: False", "pet_config: {pet_type: lora, lora_rank: 8}"],
-            "pet_config.target_modules: missing; expected a text or a list",
+            "pet_config.target_modules: missing; expected a string or a list",
         ),
         (
             ["use_past: False", "pet_config: {pet_type: lora2}"],
@@ -450,7 +450,7 @@ def test_a_models_name_as_load_checkpoint_is_its_usual_weights(
     assert resolve("model=gpt2", *flags, "gpt2.ckpt").load_checkpoint == "gpt2.ckpt"
 
 
-def test_how_a_model_is_cut_by_name(resolve: Resolve, file: Callable[..., str]) -> None:
+def test_parallel_settings_by_name(resolve: Resolve, file: Callable[..., str]) -> None:
     path = file(
         *("use_parallel: False", "use_parallel: True"),
         *("parallel_mode: 1", "parallel_mode: MANUAL_PARALLEL"),

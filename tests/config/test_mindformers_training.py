@@ -36,7 +36,7 @@ def test_the_keys_of_a_training() -> None:
         "data": "train.json",
         "lora": {"r": 16, "alpha": 32, "dropout": 0.05, "targets": ".*wq|.*wk|.*wv|.*wo"},
     }
-    assert notes == ["optimizer.betas=[0.9, 0.95] is not taken, it is [0.9, 0.999] here"]
+    assert notes == ["optimizer.betas=[0.9, 0.95] is ignored: it is [0.9, 0.999] here"]
     assert faults == []
     assert raw["model"] == {"model_config": {}}
 
@@ -54,7 +54,7 @@ def test_an_evaluation_during_the_training() -> None:
     assert "eval_dataset" not in raw and faults == []
     raw, notes, _ = with_training(given | {"eval_step_interval": -1, "eval_epoch_interval": 4})
     assert "eval_steps" not in raw["finetune"]
-    assert any("eval_epoch_interval=4 is not taken" in note for note in notes)
+    assert any("eval_epoch_interval=4 is ignored" in note for note in notes)
     raw, notes, _ = with_training(given | {"eval_dataset": None})
     assert "eval_data" not in raw["finetune"]
     assert any("do_eval=true: eval_dataset.data_loader.dataset_dir is null" in n for n in notes)
@@ -84,7 +84,7 @@ def test_handlers_of_a_loader() -> None:
     given = {"train_dataset": {"data_loader": {**loader, "handler": others}}}
     raw, notes, _ = with_training(given)
     assert (raw["finetune"]["skip"], raw["finetune"]["take"]) == (2, 7)
-    assert ["'sort' is not taken" in note for note in notes] == [True]
+    assert ["'sort' is ignored" in note for note in notes] == [True]
     loader |= {"path": "someone/alpaca", "data_files": None, "handler": handlers[1]}
     loader = {"train_dataset": {"data_loader": loader}}
     raw, _, faults = with_training(loader)
@@ -110,7 +110,7 @@ def test_a_folder_and_its_checkpoints() -> None:
     assert raw["finetune"] == {"data": "data/belle", "take": "100"}
 
 
-def test_what_does_not_map_is_named() -> None:
+def test_keys_without_a_counterpart_are_named() -> None:
     text = """
     optimizer: {type: Came}
     lr_schedule: {type: PolynomialWithWarmUpLR, total_steps: -1, warmup_ratio: 0.1}

@@ -71,7 +71,7 @@ def test_a_manifest_of_something_else_is_a_checkpoint(folder: Path) -> None:
     assert (run.load_checkpoint, run.backend) == (str(folder), "auto")
 
 
-def test_where_a_manifest_may_lie_is_no_model_to_export(folder: Path) -> None:
+def test_a_manifest_beside_export_paths_names_no_model(folder: Path) -> None:
     (folder / "manifest.json").touch()
     paths = [f"infer.{key}={folder / key}.mindir" for key in PAIR]
     line = parse(["run_mode=export", *paths], heads())

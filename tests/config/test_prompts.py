@@ -232,7 +232,7 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         (
             {"repetition_penalty": 2},
             acceleration,
-            "returns the argmax alone, no logits, so repetition_penalty=2 cannot be done",
+            "returns the argmax alone, no logits, which rules out repetition_penalty=2",
         ),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -245,24 +245,24 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
 
 ERRORS = [
     ("p.jsonl", "\n\n", "p.jsonl has no prompts"),
-    ("p.jsonl", '{"prompt": "a"}\n{"prompt": ', "p.jsonl:2: no JSON at column 12"),
+    ("p.jsonl", '{"prompt": "a"}\n{"prompt": ', "p.jsonl:2: not JSON at column 12"),
     (
         "p.jsonl",
         '{"prompt": "a", "prompt": "b"}',
-        "p.jsonl:1: no JSON: the key 'prompt' occurs twice",
+        "p.jsonl:1: not JSON: the key 'prompt' occurs twice",
     ),
     ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is not a JSON number"),
-    ("p.jsonl", "[" * 100_000, "p.jsonl:1: no JSON: nested too deeply"),
+    ("p.jsonl", "[" * 100_000, "p.jsonl:1: not JSON: nested too deeply"),
     ("p.jsonl", "7", "p.jsonl:1: got 7, expected an object"),
     ("p.jsonl", '{"text": "a"}', "p.jsonl:1: no prompt; expected prompt or messages"),
     ("p.jsonl", '{"prompt": ""}', "p.jsonl:1: an empty prompt"),
-    ("p.jsonl", '{"prompt": "\\ud800"}', "p.jsonl:1: no JSON: half of a surr"),
-    ("p.jsonl", '{"prompt": 5}', "p.jsonl:1: prompt: got 5, expected a text"),
+    ("p.jsonl", '{"prompt": "\\ud800"}', "p.jsonl:1: not JSON: half of a surr"),
+    ("p.jsonl", '{"prompt": 5}', "p.jsonl:1: prompt: got 5, expected a string"),
     ("p.jsonl", '{"prompts": "a"}', "p.jsonl:1: prompts: no such key; did you mean prompt?"),
     ("p.jsonl", '{"prompt": "a", "seed": -1}', "p.jsonl:1: seed: got -1, expected"),
     ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
-    ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is said for all prompts"),
-    ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is said for all prompts"),
+    ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is set for all prompts"),
+    ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is set for all prompts"),
     (
         "p.jsonl",
         '{"prompt": "a", "temperature": 0, "do_sample": true}',
@@ -274,7 +274,7 @@ ERRORS = [
     ("p.jsonl", '{"prompt": "a", "min_p": 2}', "min_p: got 2, expected a number >= 0 and <= 1"),
     ("p.jsonl", '{"prompt": "a", "do_sample": 1}', "do_sample: got 1, expected true or false"),
     ("p.jsonl", '{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: got 0, expe"),
-    ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a text"),
+    ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a string"),
     ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty string would end"),
     ("p.jsonl", '{"prompt": "a", "logprobs": 101}', "logprobs: got 101, expected"),
     ("p.jsonl", '{"prompt": "a", "priority": 0.5}', "priority: got 0.5, expected an integer"),
@@ -284,7 +284,7 @@ ERRORS = [
         "p.jsonl:1: min_new_tokens: got 3, expected at most max_new_tokens=2",
     ),
     ("p.jsonl", '{"prompt": "a", "adapter": "fr"}', "adapter 'fr' needs adapter_path="),
-    ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: no JSON at column 5"),
+    ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: not JSON at column 5"),
     ("p.json", "[]", "p.json has no prompts"),
     ("p.json", "[{}]", "p.json[0]: no prompt"),
     ("p.csv", "", "p.csv has no prompts"),
@@ -295,7 +295,7 @@ ERRORS = [
     ("p.csv", "prompt,seed\na,x\n", "p.csv:2: seed: got 'x', expected an integer"),
     ("p.csv", "prompt,do_sample\na,yes\n", "p.csv:2: do_sample: got 'yes', expected true"),
     ("p.csv", "prompt,top_p\na,NaN\n", "p.csv:2: top_p: got 'NaN', expected a number"),
-    ("p.csv", 'prompt\n"a\n', "no CSV: unexpected end"),
+    ("p.csv", 'prompt\n"a\n', "not CSV: unexpected end"),
     ("p.csv", b"prompt\n\xff\n", "is not UTF-8: byte 0xff"),
 ]
 

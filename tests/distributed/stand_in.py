@@ -58,7 +58,7 @@ def main(fault: str, message: str) -> None:
 
 
 def generate(fault: str, rank: int) -> None:
-    """What a rank does once its model is loaded: steps, until it is told to stop."""
+    """The work of a rank with its model loaded: steps, until it is told to stop."""
     from lite_runner.config.sections import Ranks
     from lite_runner.distributed.stopping import STOP_FILE, StopCondition, StopFlags
 

@@ -112,7 +112,7 @@ def test_every_rank_has_a_log(jobs: dict[str, Done]) -> None:
     assert {"config.yaml", "run.log", "rank_0.log", "rank_1.log", "msrun"} <= names
     assert "12 tokens, load" in (jobs["tp2"].folder / "run.log").read_text(encoding="utf-8")
     for rank in range(2):  # from the start
-        assert "meet the 2 ranks" in (jobs["tp2"].folder / f"rank_{rank}.log").read_text()
+        assert "join the 2 ranks" in (jobs["tp2"].folder / f"rank_{rank}.log").read_text()
 
 
 def test_a_profile_has_all_ranks_and_their_launcher(jobs: dict[str, Done]) -> None:
@@ -145,7 +145,7 @@ def test_a_profile_has_all_ranks_and_their_launcher(jobs: dict[str, Done]) -> No
         assert one["ts"] + one["dur"] <= profile["seconds"] * 1e6 + 1
 
 
-def test_what_is_wrong_shows_before_ranks_start(jobs: dict[str, Done]) -> None:
+def test_errors_show_before_ranks_start(jobs: dict[str, Done]) -> None:
     failed = jobs["too long"]
     assert (failed.code, failed.out) == (2, "")
     assert "error: prompt 0 does not fit: 5000 tokens" in failed.err

@@ -51,7 +51,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path, unread: bool) -> None:
     [b"", b"[]", b'{"rank": 0}', b'{"rank": "0", "event": "done"}', b'{"rank": 0, "event": "x"}',
      b'{"rank": 0, "event": "text", "more": 1}', b"\xff", b'{"rank": 0, "event": []}'],
 )  # fmt: skip
-def test_what_is_no_event_is_a_value_error(line: bytes) -> None:
+def test_an_invalid_event_is_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
         Event.from_line(line)
 

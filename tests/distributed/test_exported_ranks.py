@@ -30,7 +30,7 @@ PROMPTS = ("predict_data=[I love Beijing,what color]",)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, lite_python: Path) -> Path:
-    """Where the jobs of this file have run: a checkpoint cut for two ranks in cut/, exported for
+    """The folder of this file's jobs: a checkpoint sharded for two ranks in cut/, exported for
     two ranks to x/, and what a single process, two ranks of x/ and two copies say."""
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def test_ranks_say_what_one_process_says(folder: Path, job: str, engine: str) ->
         (["parallel=tp2", "export.layout=resizable"], "needs export.layout=static_pair"),
     ],
 )
-def test_what_does_not_go_together(
+def test_ranks_and_exports_that_do_not_match(
     folder: Path,
     settings: list[str],
     said: str,

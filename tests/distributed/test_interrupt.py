@@ -78,7 +78,7 @@ def assert_cut_short(ended: Ended) -> None:
 
 
 @pytest.mark.usefixtures("light_msrun")
-def test_what_there_is_is_written(tmp_path: Path) -> None:
+def test_partial_results_are_written(tmp_path: Path) -> None:
     """By replicas, which are not at the same step; ranks that share a model stop at one step below,
     and both together in test_stopping.py."""
     launcher = start(tmp_path, ["parallel=dp2"])

@@ -306,7 +306,7 @@ def test_an_exit_code_in_words(code: int, expected: str) -> None:
         (1, "", "the scheduler ended before its ranks were done: exit code 1"),
     ],
 )
-def test_why_a_scheduler_ended(code: int | None, log: str, expected: str) -> None:
+def test_reasons_of_a_scheduler_that_ended(code: int | None, log: str, expected: str) -> None:
     assert scheduler_text(code, log) == expected
 
 

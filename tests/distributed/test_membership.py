@@ -34,7 +34,7 @@ def test_a_process_of_its_own() -> None:
     assert membership({"MS_WORKER_NUM": "4", "MS_NODE_RANK": "1"}) is None
 
 
-def test_what_msrun_starts() -> None:
+def test_membership_under_msrun() -> None:
     rank = {**WORKER, "MS_NODE_ID": "3", "RANK_ID": "3", "RANK_SIZE": "4", "DEVICE_ID": "1"}
     assert membership(rank) == Member(size=4, rank=3, scheduler=SCHEDULER, device_id=1)
     scheduler = membership({**CLUSTER, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"})
@@ -45,14 +45,14 @@ def test_what_msrun_starts() -> None:
     )
 
 
-def test_what_a_loop_over_a_rank_table_starts(table: Path) -> None:
+def test_membership_in_a_loop_over_a_rank_table(table: Path) -> None:
     loop = {"RANK_TABLE_FILE": str(table), "RANK_ID": "1", "RANK_SIZE": "2", "DEVICE_ID": "1"}
     assert membership(loop) == Member(size=2, rank=1, table=table, device_id=1)
     del loop["RANK_SIZE"], loop["DEVICE_ID"]  # the table has both
     assert membership(loop) == Member(size=2, rank=1, table=table)
 
 
-def test_what_ascend_operator_starts() -> None:
+def test_membership_under_ascend_operator() -> None:
     container = {**WORKER, "MS_SERVER_NUM": "0", "MS_NODE_RANK": "1"}
     one = membership({**container, "MS_LOCAL_WORKER": "1"})
     assert one == Member(size=4, rank=1, scheduler=SCHEDULER)

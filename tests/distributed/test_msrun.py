@@ -15,7 +15,7 @@ from lite_runner.errors import EnvironmentFault
 
 
 def parsed_by_msrun(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> dict[str, object]:
-    """What MindSpore's own parser makes of the words behind `python member.py`."""
+    """The words after `python member.py` as MindSpore's own parser reads them."""
     from mindspore.parallel.cluster import run
 
     monkeypatch.setattr(sys, "argv", words)
@@ -83,7 +83,7 @@ def test_ports() -> None:
     ("names", "message"),
     [([], "msrun, which starts several ranks, is not beside"), (["msrun"], "is that Python")],
 )
-def test_what_is_missing_beside_python(
+def test_missing_programs_beside_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], message: str
 ) -> None:
     for name in (*names, "python3.11"):

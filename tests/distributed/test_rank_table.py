@@ -57,7 +57,7 @@ def test_a_documented_table_is_read_and_written_to_the_letter(sample: Path, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["again.json"]
 
 
-def test_what_a_documented_table_says() -> None:
+def test_a_documented_table() -> None:
     one = read_rank_table(ONE)
     assert (one.ranks, one.servers[0].device_ids) == (8, list(range(8)))
     assert one.servers[0].devices[4] == Device(4, "192.1.27.7")
@@ -94,7 +94,7 @@ def _device(i: int, key: str, value: Any) -> Callable[[Any], None]:
         (_set("server_list", to={}), "server_list: got {}, expected a list"),
         (_set("server_list", 0, to=None), "server_list[0]: got null, expected an object"),
         (_set("server_list", 0, "device", to=[]), "server_list[0].device: got [], expected a list"),
-        (_set("server_list", 0, "server_id", to=""), 'server_id: got "", expected a text'),
+        (_set("server_list", 0, "server_id", to=""), 'server_id: got "", expected a string'),
         (_set("server_list", 0, "server_id", to="a b"), 'server_id: got "a b", expected an'),
         (lambda raw: raw.pop("status"), "got the keys version, server_count, server_list, exp"),
         (lambda raw: raw["server_list"][0]["device"][3].pop("device_id"), "device[3]: got the"),
@@ -102,7 +102,7 @@ def _device(i: int, key: str, value: Any) -> Callable[[Any], None]:
         (_device(3, "rank_id", "4"), 'server_list[0].device[3].rank_id: got "4", expected "3"'),
         (_device(3, "rank_id", 3), 'rank_id: got 3, expected "3"'),
         (_device(7, "rank_id", "0"), 'device[7].rank_id: got "0", expected "7"'),
-        (_device(1, "device_id", 1), "device_id: got 1, expected a text"),
+        (_device(1, "device_id", 1), "device_id: got 1, expected a string"),
         (_device(1, "device_id", "-1"), 'device_id: got "-1", expected a number'),
         (_device(1, "device_id", "01"), 'device_id: got "01", expected a number'),
         (_device(1, "device_id", "\u0661"), "expected a number"),  # a digit, but an Arabic one
@@ -299,7 +299,7 @@ def test_a_range_that_is_no_machine(
 
 
 def faults_of(path: Path | str, *, data: int = 1, tensor: int = 1, parallel: bool = True) -> str:
-    """What run_faults says of a rank table in a config for so many ranks."""
+    """The errors of run_faults for a rank table in a config for so many ranks."""
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=hi"], heads()))
     changed: RunConfig = dataclasses.replace(
         config,

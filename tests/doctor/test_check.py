@@ -34,7 +34,7 @@ def test_a_check_that_crashes_is_a_failure_that_names_the_exception() -> None:
 def test_a_check_without_memory_says_so() -> None:
     found = failing(MemoryError()).finding()
     assert found.status == "fail"
-    assert "memory: there is not enough" in found.found
+    assert "not enough memory" in found.found
 
 
 def test_ctrl_c_is_no_finding() -> None:

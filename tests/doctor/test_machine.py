@@ -244,7 +244,7 @@ def test_another_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "python3.11 -m venv" in found.remedy
 
 
-def test_where_nothing_is_required_that_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_required_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "required", list)
     _, unknown = machine.requirement_checks()
     assert unknown.finding().status == "warn"
@@ -266,7 +266,7 @@ def test_the_command_that_empties_it_names_what_is_there(tmp_path: Path) -> None
     assert found.remedy == f"to empty it: rm -r '{hub}'"
 
 
-def test_what_is_used_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_of_the_cache_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path))
     assert (
         machine.cache_size("10GB").found

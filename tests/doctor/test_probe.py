@@ -67,7 +67,7 @@ def test_a_crash_is_reported(
         probe.ask("operators", 60)
 
 
-def test_what_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hanging_process_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     inner = "import time; time.sleep(600)"
     outer = (

@@ -58,7 +58,7 @@ def test_f1() -> None:
 
 @pytest.fixture(scope="module")
 def of_mindformers() -> dict[str, Any]:
-    """What MindFormers 1.0.2's metrics give: see make_mindformers_metrics.py."""
+    """The results of MindFormers 1.0.2's metrics: see make_mindformers_metrics.py."""
     path = FIXTURES / "evaluation/mindformers_metrics.json"
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found

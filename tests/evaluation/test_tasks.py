@@ -47,10 +47,10 @@ def test_a_task_of_lm_eval_that_includes_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("process_docs: !function utils.f", "process_docs: runs code, which is not done"),
+        ("process_docs: !function utils.f", "process_docs: runs code, which is not supported"),
         ("doc_to_text: !function utils.f", "doc_to_text: runs code (!function utils.f)"),
         ("metric_list: [{metric: !function utils.f}]", "metric_list.0.metric: runs code"),
-        ("use_prompt: x", "use_prompt: takes promptsource, which is not done"),
+        ("use_prompt: x", "use_prompt: takes promptsource, which is not supported"),
         ("group: x", "group: is a group: name its tasks in eval.tasks"),
         ("metric_list: [{metric: bleu}]", "metric_list[0].metric: got 'bleu', expected one of"),
         ("metric_list: [{metric: acc}]", "metric_list: got acc, expected one of exact_match, f1"),
@@ -63,7 +63,7 @@ def test_a_task_of_lm_eval_that_includes_another(tmp_path: Path) -> None:
         ("filter_list: [{name: a, filter: [{function: majority_vote}]}]", "got 'majority_vote'"),
     ],
 )
-def test_what_is_refused_by_name(tmp_path: Path, text: str, expected: str) -> None:
+def test_unsupported_keys_are_refused_by_name(tmp_path: Path, text: str, expected: str) -> None:
     first = "" if text.startswith("doc_to_text") else 'doc_to_text: "{{a}}"\n'
     (tmp_path / "own.yaml").write_text(f"{first}doc_to_target: b\n{text}\n")
     with pytest.raises(ConfigError) as raised:

@@ -54,7 +54,7 @@ def reads(folder: Path) -> None:
         (b"hang", "hung for more than 1 s"),
     ],
 )
-def test_what_is_a_finding(
+def test_findings(
     content: bytes, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "HANG_S", 1.0)

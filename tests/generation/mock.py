@@ -176,7 +176,7 @@ class MockBackend:
         del self._history[slot][length:]
 
     def _cached(self, row: Row) -> list[Cached]:
-        """What a row's slot has, which is in its blocks as far as the row sees it."""
+        """The cached tokens of a row's slot, in its blocks as far as the row attends to them."""
         history = list(self._history[row.slot])
         for pool, blocks in zip(self.pools, self._blocks, strict=True):
             table, first = pool.tables[row.slot], 0
@@ -222,7 +222,7 @@ def _hashed(history: tuple[int, ...], adapter: int) -> NDArray[np.float32]:
 
 
 def cached_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
-    """What `hashed_logits` gives, faster the second time."""
+    """The result of `hashed_logits`, faster the second time."""
     return _hashed(tuple(history), adapter)
 
 
@@ -266,7 +266,7 @@ def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
 
 
 def served(engine: Engine, requests: Sequence[Request] = ()) -> dict[int, Completion]:
-    """What comes of all that is in line, by the request's number, after `requests` are added."""
+    """The results of all queued requests, by number, after `requests` are added."""
     for request in requests:
         engine.add(request)
     found = {}
@@ -280,5 +280,5 @@ def served(engine: Engine, requests: Sequence[Request] = ()) -> dict[int, Comple
 def tokens_alone(
     backend: Callable[[], MockBackend], requests: Sequence[Request]
 ) -> list[list[int]]:
-    """What each is continued with on a backend of its own."""
+    """The tokens of each on a backend of its own."""
     return [served(Engine(backend()), [request])[0].token_ids for request in requests]

@@ -25,7 +25,7 @@ STEMS[1, :20] = STEMS[0, :20]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens: times are numbers of steps."""
+    """A scenario; times are numbers of steps."""
 
     info: Mapping[str, Any]  # of the mock; its memory is no more than some sequences need
     window: int | None  # that some of its layers see, if it has memory
@@ -278,7 +278,7 @@ def same(got: Completion, expected: Completion) -> bool:
 
 
 def begins(got: Completion, expected: Completion) -> bool:
-    """Whether what there is of a completion is a beginning of another, with its numbers."""
+    """True if a partial completion is a prefix of another, with its numbers."""
     count = len(got.token_ids)
     if got.token_ids != expected.token_ids[:count] or got.end_token is not None:
         return False

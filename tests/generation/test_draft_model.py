@@ -145,7 +145,7 @@ def test_a_draft_model_with_windows_gives_their_blocks_back(backend: Make, own: 
 
 
 def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:
-    """How much of each is drafted."""
+    """The number of drafted tokens of each."""
 
     class DecodingStrategy:
         def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
@@ -155,7 +155,7 @@ def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:
     return [len(one.drafted) for one in sequences]
 
 
-def test_what_reading_costs_has_to_be_gained(backend: Make) -> None:
+def test_reading_costs_have_to_be_gained(backend: Make) -> None:
     model = DraftModel(backend(max_length=100), 16)
     long, late = (model.sequence(np.arange(50, dtype=np.int32) % 16) for _ in range(2))
     short = model.sequence(np.array([1, 2], np.int32))

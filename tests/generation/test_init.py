@@ -329,7 +329,7 @@ def test_a_rank_alone_does_not_end_the_run(backend: Backends) -> None:
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """What a shell starts in the background ignores Ctrl-C otherwise."""
+    """A process that a shell starts in the background would ignore Ctrl-C otherwise."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -345,7 +345,7 @@ def test_ctrl_c_at_any_call(backend: Backends) -> None:
     keys = list(itertools.product(range(4), range(2)))
 
     def interrupted(place: int) -> bool:
-        """Whether there is such a place."""
+        """True if there is such a place."""
         mock, places = backend(slots=3), itertools.count()
         engine = Engine(mock, 4)
         reached = False

@@ -81,7 +81,7 @@ def random_requests(
 
 
 class Heard:
-    """What an engine told: completions and logits by sequence of each request."""
+    """The events of an engine: completions and logits by sequence of each request."""
 
     def __init__(self, backend: Backend, budget: int | None, *, prefix_cache: bool) -> None:
         self.engine = Engine(backend, budget, prefix_cache=prefix_cache)

@@ -462,7 +462,7 @@ def test_top_logprobs_are_computed_only_on_request() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_no_number(bad: float) -> None:
+def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     logits = np.zeros((3, 5), np.float32)
     logits[1, 2] = bad
     found, _, best = log_likelihoods(logits, np.zeros(3, np.int32), 1)
@@ -470,7 +470,7 @@ def test_what_is_not_finite_is_no_number(bad: float) -> None:
     assert np.allclose(found[[0, 2]], -np.log(5))
 
 
-def test_what_cannot_come_is_minus_infinity() -> None:
+def test_impossible_tokens_are_minus_infinity() -> None:
     logits = np.array([[0, -np.inf, 0]], np.float32)
     with np.errstate(all="raise"):
         assert log_likelihoods(logits, np.array([0], np.int32))[0][0] == pytest.approx(-np.log(2))

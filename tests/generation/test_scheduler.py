@@ -307,7 +307,7 @@ def test_the_youngest_makes_room_and_comes_again(backend: Callable[..., Any]) ->
     assert max(len(step) for step in mock.steps) > 1
 
 
-def test_what_has_made_room_can_be_cancelled_or_fail(backend: Callable[..., Any]) -> None:
+def test_preempted_requests_can_be_cancelled_or_fail(backend: Callable[..., Any]) -> None:
     for fails in (False, True):
         mock = backend(memory=(4, 16))
         engine = Engine(mock)

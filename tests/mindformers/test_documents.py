@@ -210,7 +210,7 @@ FILES = {
 
 
 def ids(model: Any, prompts: list[str], **options: Any) -> list[list[int]]:
-    """What a model makes of texts, one at a time."""
+    """A model's tokens for texts, one at a time."""
     return [model.generate(list(one.encode()), **options)[0] for one in prompts]
 
 
@@ -229,7 +229,7 @@ def lines(items: list[Any]) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the snippets run: the files that they name, and what they leave."""
+    """The folder in which the snippets run: the files that they name, and their outputs."""
     folder = tmp_path_factory.mktemp("documents")
     lay_out(folder)
     return folder
@@ -285,7 +285,7 @@ def command(place: str) -> list[str]:
 
 
 def told(folder: Path, place: str, error: str = "") -> str:
-    """What the snippet printed, once it ended as it should."""
+    """The output of a snippet that ended as expected."""
     script = folder / f"{place.replace(':', '_')}.py"
     assert Path(f"{script}.err").read_text(encoding="utf-8") == error
     with Path(f"{script}.out").open(encoding="utf-8", newline="") as out:

@@ -32,7 +32,7 @@ REFUSED = {
 
 
 @each("case", REFUSED)
-def test_why_a_model_is_refused(case: str) -> None:
+def test_refused_models(case: str) -> None:
     assert REFUSED[case] in not_resizable(reference_model(case))
 
 

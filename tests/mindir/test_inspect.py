@@ -73,7 +73,7 @@ def test_graphs_that_sample_and_graphs_in_float16(exported: Callable[..., Export
 def test_graphs_with_the_token_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exported: Callable[..., Export]
 ) -> None:
-    """What this project wrote before its sampled graphs had MindFormers' two outputs."""
+    """As this project wrote them before its sampled graphs had MindFormers' two outputs."""
 
     def token_alone(self: Any, logits: Any) -> Any:
         return self.argmax(logits)
@@ -199,13 +199,13 @@ def test_reading_leaves_the_weights_out(exported: Callable[..., Export]) -> None
             assert got.mind_ir_version == whole.mind_ir_version
 
 
-def test_what_is_no_mindir(exported: Callable[..., Export], tmp_path: Path) -> None:
+def test_invalid_mindirs(exported: Callable[..., Export], tmp_path: Path) -> None:
     good = paths(exported("bloom"))["prefill"]
     content = good.read_bytes()
     bad = tmp_path / "bad.mindir"
     for broken in (b"", b"# text", content[:-1], content[: len(content) // 2], b"\xff" * 64):
         bad.write_bytes(broken)
-        with pytest.raises(ArtifactError, match="no MindIR"):
+        with pytest.raises(ArtifactError, match="not a MindIR"):
             read_graph(bad)
     with pytest.raises(ArtifactError, match="cannot be read: No such file"):
         read_graph(tmp_path / "missing.mindir")

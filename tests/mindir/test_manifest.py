@@ -75,7 +75,7 @@ def opened(folder: Path) -> None:
     open_exported(manifest.paths(folder), manifest, engine, slots=1).close()
 
 
-def test_what_is_written_is_read(folder: Path) -> None:
+def test_a_manifest_is_read_back(folder: Path) -> None:
     manifest = read_manifest(folder)
     manifest.write(folder)
     assert read_manifest(folder) == manifest
@@ -106,7 +106,7 @@ BLOCK = ("model", *BLOCKS)
 @each(
     ("how", "told"),
     [
-        (FILE(True), "graphs.model.file: got true, expected a text"),
+        (FILE(True), "graphs.model.file: got true, expected a string"),
         (FILE("a\0b"), "graphs.model.file"),
         (FILE("../tiny_graph.mindir"), "naming a file of the artifact"),
         (FILE("manifest.json"), "names the file 'manifest.json', which is not the artifact's"),
@@ -147,7 +147,7 @@ BLOCK = ("model", *BLOCKS)
         (set_("unknown")(1), "unknown: no such key"),
     ],
 )
-def test_what_is_wrong_is_told(folder: Path, tmp_path: Path, how: Change, told: str) -> None:
+def test_errors_are_named(folder: Path, tmp_path: Path, how: Change, told: str) -> None:
     folder = Path(shutil.copytree(folder, Path(mkdtemp(dir=tmp_path), "x")))
     change(folder, how)
     with pytest.raises(ArtifactError) as error:
@@ -258,7 +258,7 @@ def test_reads_back_what_was_written(manifest: Manifest, tmp_path: Path) -> None
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("name", ["../outside.mindir", "ABSOLUTE", "link.mindir"])
 def test_a_graph_outside(manifest: Manifest, tmp_path: Path, name: str, listed: bool) -> None:
-    """Whether the files list it or not, with the right sha256."""
+    """Listed among the files, with the right sha256, or not."""
     folder, outside = tmp_path / "exported", tmp_path / "outside.mindir"
     (folder / "link.mindir").symlink_to(outside)
     name = name.replace("ABSOLUTE", str(outside))
@@ -287,7 +287,7 @@ def test_a_file_outside_that_no_graph_is_in(manifest: Manifest, tmp_path: Path) 
     outside = {"../outside.mindir": sha256_of(tmp_path / "outside.mindir")}
     replace(manifest, files={**manifest.files, **outside}).write(tmp_path / "exported")
     with pytest.raises(
-        ArtifactError, match=r"'\.\./outside\.mindir', expected a text naming a file"
+        ArtifactError, match=r"'\.\./outside\.mindir', expected a string naming a file"
     ):
         read_manifest(tmp_path / "exported")
 

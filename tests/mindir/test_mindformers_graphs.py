@@ -114,7 +114,7 @@ def test_mindspore_says_which_release_wrote_what_it_cannot_run(graphs: Graphs) -
         open_exported(paths, manifest, EngineOptions("graph-cell"), slots=1).prepare()
 
 
-def test_what_graphs_answer() -> None:
+def test_outputs_of_graphs() -> None:
     """Logits of the last position only or of all, whatever stands beside; or tokens."""
     rows, positions, vocab = 2, 3, 5
     every = np.arange(rows * positions * vocab, dtype=np.float16).reshape(rows, positions, vocab)

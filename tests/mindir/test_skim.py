@@ -87,7 +87,7 @@ def test_a_name_that_is_not_utf_8(
     change(model)
     path = tmp_path / "a.mindir"
     path.write_bytes(model.SerializeToString().replace(b"zqzqzqzq", b"\xff" * 8))
-    with pytest.raises(ArtifactError, match=r"(?i)a\.mindir: no MindIR.*utf-8"):
+    with pytest.raises(ArtifactError, match=r"(?i)a\.mindir: not a MindIR.*utf-8"):
         read(path)
 
 
@@ -144,7 +144,7 @@ def test_the_version_of_a_file(tmp_path: Path, version: int | None) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 30, b"\x0a\x7fshort", b"not a model" * 9])
-def test_what_is_no_mindir(tmp_path: Path, data: bytes) -> None:
+def test_invalid_mindirs(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.mindir"
     path.write_bytes(data)
     assert mindir_version(path) is None

@@ -48,7 +48,7 @@ def export(case: str, folder: Path, *, batch_size: int = 1, seq_length: int = 48
         ("qwen2_window", {"bias.1": (-1, 1, -1, -1), "cos": (-1, 8, 8), "sin": (-1, 8, 8)}, 3),
     ],
 )
-def test_what_is_described_is_what_was_written(
+def test_the_description_equals_the_file(
     case: str, places: dict[str, tuple[int, ...]], batch_size: int, tmp_path: Path
 ) -> None:
     graph = export(case, tmp_path, batch_size=batch_size)

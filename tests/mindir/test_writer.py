@@ -155,7 +155,7 @@ def test_rewriting_twice_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"MZ" * 50, b""])
-def test_what_is_no_mindir_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_mindirs_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.mindir").write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"x.mindir: no MindIR"):
+    with pytest.raises(ArtifactError, match=r"x.mindir: not a MindIR"):
         rewrite_for_lite(tmp_path / "x.mindir")

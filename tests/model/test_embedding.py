@@ -69,7 +69,7 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path) -> None:
         ({LAST: True}, ("Dense",), "the module Dense"),
     ],
 )
-def test_what_is_not_computed_is_refused(
+def test_unsupported_settings_are_refused(
     tmp_path: Path, pooling: dict[str, Any], modules: tuple[str, ...], says: str
 ) -> None:
     write_form(tmp_path, pooling, *modules)

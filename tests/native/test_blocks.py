@@ -180,7 +180,7 @@ def test_parts_that_are_no_whole_panels_become_floats() -> None:
     np.testing.assert_array_equal(block, expected)
 
 
-def test_what_is_no_number_reaches_its_own_row(operators: Any) -> None:
+def test_nan_reaches_its_own_row_alone(operators: Any) -> None:
     rng = np.random.default_rng(4)
     block = matrices.matrix(made("Q4_K", 40, 256, rng)).block()
     for rows in (1, 4, 20):

@@ -39,7 +39,7 @@ def test_missing_builds_are_reported(refused: Callable[[bytes | None], Environme
     assert "C++ compiler" in fault.hint
 
 
-def test_what_was_built_from_other_sources_is_not_used(
+def test_a_library_of_other_sources_is_not_used(
     refused: Callable[[bytes | None], EnvironmentFault], other_operators: Path
 ) -> None:
     fault = refused(other_operators.read_bytes())

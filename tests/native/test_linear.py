@@ -216,7 +216,7 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
 
 
 @each("kind", FORMATS)
-def test_what_is_no_number_reaches_its_own_row(operators: Any, kind: str) -> None:
+def test_nan_reaches_its_own_row_alone(operators: Any, kind: str) -> None:
     rng = np.random.default_rng(0)
     shapes = ((160, 32), (128, 64))
     for rows, rounded_input, (inputs, group) in itertools.product(

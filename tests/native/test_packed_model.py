@@ -37,14 +37,14 @@ def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> Non
     [
         (
             (PLAIN, replace(PLAIN, head_dim=16, rotary=PLAIN.rotary)),
-            "heads of other sizes have the same rotary positions",
+            "heads of different sizes share rotary positions",
         ),
         ((PLAIN, replace(PLAIN, rotary=None, alibi=True)), "positions differ between its layers"),
         ((replace(PLAIN, head_dim=7),), "rotary positions need an even head_dim, got 7"),
         ((replace(PLAIN, head_dim=1026),), "head_dim is 1026, above 1024"),
     ],
 )
-def test_why_they_cannot_compute_a_model(attentions: tuple[Attention, ...], reason: str) -> None:
+def test_models_that_they_cannot_compute(attentions: tuple[Attention, ...], reason: str) -> None:
     assert unsupported(decoder(*attentions)) == [reason]
 
 

@@ -92,7 +92,7 @@ for _ in range(10):
 
 
 def test_fewer_threads_than_wanted_do_the_work() -> None:
-    """Where the memory for stacks ends, as elsewhere the number of processes does."""
+    """Without memory for more stacks; elsewhere the number of processes is limited."""
     count = run("""
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 out = np.zeros((8, 4096), np.float32)

@@ -62,7 +62,7 @@ def test_a_near_tie_is_the_same(tmp_path: Path) -> None:
     found = compared(run(tmp_path / "a", [1, 2, 0], LOGITS), run(tmp_path / "b", [1, 2, 1], other))
     (text,) = found.texts
     assert found.same and text.equal == 2 and text.gap == pytest.approx(0.02, rel=1e-3)
-    assert found.table()[-1].endswith("same, but for a near tie")
+    assert found.table()[-1].endswith("same, except for a near tie")
 
 
 def test_another_token(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def run(*words: str) -> dict[str, Any]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
-    """What is said of a command line that ends in `code`."""
+    """The error of a command line that ends with `code`."""
     assert main(list(words)) == code
     return capsys.readouterr().err
 

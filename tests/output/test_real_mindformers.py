@@ -298,7 +298,7 @@ def test_sampling_with_1_9(later: MindFormersProcess, tmp_path: Path) -> None:
     assert first != generated(generator, replace(sampling, seed=5))[0]
 
 
-def test_what_the_fixtures_say_and_sampling(process: MindFormersProcess, tmp_path: Path) -> None:
+def test_fixtures_and_sampling(process: MindFormersProcess, tmp_path: Path) -> None:
     """The worker gives what MindFormers gave when the fixtures were made."""
     expected = np.load(SAVED / "llama" / "expected.npz")
     rows = zip(expected["prompts"], expected["lengths"], strict=True)

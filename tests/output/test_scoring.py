@@ -82,7 +82,7 @@ def test_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_comparison_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the first backend found is written."""
+    """The results of the first backend are written."""
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path, score="die")))
     assert main([*EVAL, "model=tiny_bloom", "compare_backend=mindformers"]) == 1
     said = capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_a_comparison_that_fails(
     assert result["evaluation"]["perplexity"] > 1 and "comparison" not in result
 
 
-def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_input(capsys: pytest.CaptureFixture[str]) -> None:
     bloom = [*EVAL, "model=tiny_bloom", THEIRS]
     for words, expected in (
         (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),

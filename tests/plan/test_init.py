@@ -168,7 +168,7 @@ def test_a_job_is_scored_where_one_prompt_asks_for_it() -> None:
 def test_a_prompt_that_is_cut_keeps_the_tokenizers_bos(
     tokenizers: object, kept: int | None
 ) -> None:
-    """Which may be another than the model's, or none; only without a tokenizer the model knows."""
+    """Its own may differ or be missing; the model's counts only without a tokenizer."""
     model = replace(model_named("tiny_llama"), bos_token_id=256)
     tokenizer = None
     if tokenizers != "none":

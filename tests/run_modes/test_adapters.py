@@ -114,7 +114,7 @@ def test_a_merged_tied_embedding_gets_a_head_of_its_own(run: Run) -> None:
         (["adapter_path=no.json", "merge=true"], 4, "adapter_path: no.json: no such file"),
     ],
 )
-def test_what_is_wrong(run: Run, overrides: list[str], code: int, expected: str) -> None:
+def test_invalid_adapter_settings(run: Run, overrides: list[str], code: int, expected: str) -> None:
     assert expected in run(*convert("convert_output=x.safetensors", *overrides), code=code)
     assert not Path("x.safetensors").exists()
 

@@ -19,7 +19,7 @@ ONE = (*SMALL, "bench.batch=1", "bench.charts=false")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """What is said of a command line that ends with this exit code."""
+    """The error of a command line that ends with this exit code."""
     assert main([*arguments]) == code
     return capsys.readouterr().err
 

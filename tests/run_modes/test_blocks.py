@@ -64,7 +64,7 @@ def test_a_comparison_keeps_16_bits(
 def test_a_comparison_with_an_export_keeps_16_bits(
     small_gguf: Path, checkpoint: str, more: list[str], quant: str | None
 ) -> None:
-    """What the graphs were made from is located by the other run alone."""
+    """Only the other run locates the weights of the graphs."""
     write_tiny_gguf(Path("floats.gguf"))
     line = ["backend=mslite", "infer.model_dir=x", "model=auto", "predict_data=some words"]
     line += [f"load_checkpoint={small_gguf.with_name(checkpoint)}", "compare_backend=native"]

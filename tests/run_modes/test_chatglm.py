@@ -53,7 +53,7 @@ def test_each_prompt_of_a_chat_has_its_adapter(run: Run, tmp_path: Path) -> None
 
 
 def test_backends_compute_the_same(run: Run, tmp_path: Path) -> None:
-    """What MindSpore computes of chatglm-6b is held to transformers' in mindspore/test_backend."""
+    """MindSpore's chatglm-6b is compared with transformers' in mindspore/test_backend."""
     model = write_chatglm3(tmp_path / "model")
     line = [f"model={model}", "predict_data=[The ship left,你好]", *PREDICT]
     assert tokens(run(*line)) == tokens(run(*line, "backend=ms"))

@@ -115,10 +115,13 @@ def test_a_lone_file_takes_the_tokenizer_from_elsewhere(capsys: pytest.CaptureFi
     refused(arguments, 4)
     assert "no tokenizer in to" in capsys.readouterr().err
     assert main([*arguments, own]) == 0
-    assert "tokenizer: of model.gguf, since none lies beside to/x.ckpt" in capsys.readouterr().err
+    assert "tokenizer: from model.gguf, since to/x.ckpt has none" in capsys.readouterr().err
     assert rows("load_checkpoint=to/x.ckpt", own) == plain
     refused([*arguments, own.replace("model.gguf", "gone.gguf")], 4)
-    assert "no tokenizer beside to/x.ckpt, and the model's own" in capsys.readouterr().err
+    assert (
+        "no tokenizer beside to/x.ckpt, and none could be fetched from the model's own"
+        in capsys.readouterr().err
+    )
     # MindFormers' folder of the family goes before the source.
     Path("checkpoint_download").mkdir()
     Path("files").rename("checkpoint_download/smol")

@@ -43,7 +43,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the test runs, beside text.txt."""
+    """The working folder of the test, with text.txt."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     return tmp_path
 

@@ -40,7 +40,7 @@ def lite(monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> None:
 
 @pytest.fixture
 def verified() -> None:
-    """What this test exports is verified."""
+    """Requested by tests whose exports are verified."""
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def test_more_than_was_exported_for_ends_in_2(
 ) -> None:
     given = [*GPT2, "backend=mslite", f"infer.model_dir={gpt2}"]
     refused([*given, "predict_data=a", "max_new_tokens=40"], 2)
-    assert "made for 32 positions a row" in capsys.readouterr().err
+    assert "made for 32 positions per row" in capsys.readouterr().err
     refused([*given, *PREDICT], 2)
     assert "predict_batch_size=1" in capsys.readouterr().err
 
@@ -240,7 +240,7 @@ def test_a_graph_with_other_results_is_not_written(
 ) -> None:
     monkeypatch.setattr(writer, "TOLERANCE", {"float32": -1.0})  # the logits are equal
     refused(["run_mode=export", *GPT2, "export.layout=static_pair"], 4)
-    assert "computes something else in graph-cell" in capsys.readouterr().err
+    assert "differs in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_static_pair*"))
 
 

@@ -110,7 +110,7 @@ def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluated[2] == pytest.approx(metrics()[2]["loss"], rel=1e-5)
     best = min(evaluated, key=lambda step: evaluated[step])
     said = capsys.readouterr().err
-    assert f"wrote out/best: step {best}, whose evaluated loss of {evaluated[best]:.4f}" in said
+    assert f"wrote out/best: step {best}, whose evaluation loss of {evaluated[best]:.4f}" in said
     assert "loss 5." in said and "█" in said
     names = {file.name.partition(".out.")[0] for file in Path("outputs/latest").iterdir()}
     assert {"loss.png", "loss.svg", "events", "metrics.jsonl"} <= names
@@ -188,9 +188,10 @@ def test_a_dry_run_says_tokens_steps_memory_and_time(capsys: pytest.CaptureFixtu
     assert main([*RUN, *given]) == 0
     said = capsys.readouterr().out
     assert "4 of 4 examples, 36 tokens, 24 of them targets" in said
-    assert "6 of 4 examples, 6.00 epochs, some 216 tokens" in said
+    assert "6 of 4 examples, 6.00 epochs, about 216 tokens" in said
     assert "memory" in said
-    assert re.search(r"some \d+ s, an estimate: [\d.]+ GFLOP of products, at the \d+ GFLOP/s", said)
+    estimate = r"about \d+ s, an estimate: [\d.]+ GFLOP of matrix products, at the \d+ GFLOP/s"
+    assert re.search(estimate, said)
     assert not Path("adapter").exists()
 
 
@@ -239,7 +240,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
         ),
         (
             ["finetune.full=true", "finetune.dtype=bfloat16"],
-            "finetune.dtype=bfloat16 is of weights that are not trained",
+            "finetune.dtype=bfloat16 is the type of weights that are not trained",
         ),
         (["finetune.full=true", "convert_format=gguf"], "convert_format=gguf is for adapters"),
         (["backend=ms"], "backend=ms is not available with run_mode=finetune"),

@@ -234,7 +234,7 @@ def test_output_larger_than_its_source_is_reported(
         ("smoothquant", "SmoothQuant", "a8w8", ["folder", "mindformers"]),
     ],
 )
-def test_what_is_calibrated_leaves_a_receipt(
+def test_a_calibration_leaves_a_receipt(
     method: str, named: str, quant: str, forms: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path("text.txt")

@@ -44,7 +44,7 @@ CODES = {
 
 
 def is_pet(text: str) -> bool:
-    """Whether a text is JSON of SCHEMA."""
+    """True if a text is JSON of SCHEMA."""
     found = json.loads(text)
     assert list(found) == ["name", "age", "kind"]
     assert isinstance(found["name"], str) and len(found["name"]) <= 8
@@ -114,15 +114,15 @@ REFUSED = {
     "guided_json={": "guided_json: not JSON",
     "guided_regex=(a": "guided_regex: .*unclosed group",
     "guided_regex=(a{999}){999}": "guided_regex: .* repeats 998,001 times",
-    "guided_choice=[]": "guided_choice: expected one text or more",
-    "guided_choice=[a,'']": "guided_choice: expected one text or more",
+    "guided_choice=[]": "guided_choice: expected one or more texts",
+    "guided_choice=[a,'']": "guided_choice: expected one or more texts",
     'response_format={"type":"xml"}': "response_format.type: got 'xml', expected one of text, json",
     "response_format.type=json_schema": "response_format.json_schema: expected with type=json_sch",
     'structured_outputs={"grammar":"x"}': "structured_outputs.grammar: no such key",
-    'structured_outputs={"choice":[]}': "structured_outputs.choice: expected one text or more",
-    "guided_regex=a guided_choice=[a]": "guided_choice: not with guided_regex",
-    "guided_regex=a num_beams=2": "num_beams=2 does not go with guided_regex",
-    "guided_regex=a min_new_tokens=2": "min_new_tokens=2 does not go with guided_regex",
+    'structured_outputs={"choice":[]}': "structured_outputs.choice: expected one or more texts",
+    "guided_regex=a guided_choice=[a]": "guided_choice: cannot be combined with guided_regex",
+    "guided_regex=a num_beams=2": "num_beams=2 cannot be combined with guided_regex",
+    "guided_regex=a min_new_tokens=2": "min_new_tokens=2 cannot be combined with guided_regex",
     "guided_regex=a backend=mindformers": "guided_regex: backend=mindformers has no grammars",
     "guided_regex=a model.model_config.is_sample_acceleration=true backend=mslite": "argmax alone",
     'predict_data=[{"prompt":"x","guided_regex":"("}]': r"prompt 0: guided_regex: .*unclosed",
@@ -186,5 +186,5 @@ def test_in_python_too() -> None:
     assert len(free) == len(ids) + 9
     with pytest.raises(ConfigError, match=r"guided_regex: .*unclosed group"):
         model.generate(ids, guided_regex="(", max_new_tokens=9)
-    with pytest.raises(ConfigError, match="num_beams=2 does not go with guided_regex"):
+    with pytest.raises(ConfigError, match="num_beams=2 cannot be combined with guided_regex"):
         model.generate(ids, guided_regex="a", num_beams=2)

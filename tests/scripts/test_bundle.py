@@ -20,7 +20,7 @@ def test_a_folder_and_a_model_are_needed(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("text")
     assert "is there already" in refused(str(tmp_path), "model=smollm2_135m")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

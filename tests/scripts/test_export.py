@@ -97,7 +97,7 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
         ([], 2, "one of the arguments --config_path --model_dir is required"),
     ],
 )
-def test_what_cannot_be_exported(tmp_path: Path, flags: list[str], code: int, said: str) -> None:
+def test_exports_that_are_refused(tmp_path: Path, flags: list[str], code: int, said: str) -> None:
     (tmp_path / "two").mkdir()
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / "two" / name).write_text(YAML)
@@ -106,7 +106,7 @@ def test_what_cannot_be_exported(tmp_path: Path, flags: list[str], code: int, sa
 
 
 def test_a_yaml_for_ascend_is_exported_here_on_request(tmp_path: Path) -> None:
-    """What the refusal names works: the flag, the key, and the flag before the script."""
+    """The remedies of the error work: the flag, the key, and the flag before the script."""
     (tmp_path / "a.yaml").write_text(f"{YAML}context: {{mode: 0, device_target: Ascend}}\n")
     refused = run_program(tmp_path, "export.py", "--config_path", "a.yaml")
     assert refused.returncode == 3, refused.stderr

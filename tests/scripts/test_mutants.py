@@ -46,7 +46,7 @@ def test_code_alone_is_changed_and_moves_with_its_function() -> None:
     assert changed("other/b.py", f"import os\n\n{SOURCE}") == found
 
 
-def test_what_tests_say(tmp_path: Path) -> None:
+def test_outcomes_of_tests(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "test_it.py").write_text("def test_it(): assert False")

@@ -225,7 +225,7 @@ def machine(path: Path, name: str, ips: list[str]) -> Path:
     return path
 
 
-def test_what_does_not_merge(tmp_path: Path) -> None:
+def test_tables_that_do_not_merge(tmp_path: Path) -> None:
     a = machine(tmp_path / "a.json", "10.0.0.1", ["1.1.1.1"])
     b = machine(tmp_path / "b.json", "10.0.0.2", ["1.1.1.1"])
     c = machine(tmp_path / "c.json", "10.0.0.1", ["2.2.2.2"])

@@ -58,7 +58,7 @@ def answer(
 
 
 def expected(folder: Path, *, special: bool) -> str:
-    """What the checkpoint says, printed as the script prints it."""
+    """The expected text of the checkpoint, printed as the script prints it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(QUESTION, add_special_tokens=special)["input_ids"]
     made = AutoModel.from_pretrained(folder).generate(ids, max_length=24)

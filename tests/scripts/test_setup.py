@@ -109,7 +109,7 @@ def installs(checkout: Path) -> list[str]:
 
 
 def packages(checkout: Path) -> str:
-    """What pip was to install last, but for the package itself."""
+    """The packages that pip was to install last, except the package itself."""
     return (checkout / ".venv/locked.txt").read_text()
 
 
@@ -178,7 +178,7 @@ def test_progress_while_pip_works(checkout: Path) -> None:
     assert process.returncode == 0
 
 
-def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
+def test_an_environment_of_tests_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
     setup(checkout, "run")
     setup(checkout, "mindspore")
     assert "mindspore==" in packages(checkout) and "pytest==" not in packages(checkout)
@@ -491,7 +491,7 @@ def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, 
 
 
 @pytest.mark.parametrize(("target", "name"), MINDFORMERS)
-def test_what_make_mindformers_installed_are_the_pins_and_imports(
+def test_make_mindformers_installs_the_pins_and_they_import(
     request: pytest.FixtureRequest, tmp_path: Path, target: str, name: str
 ) -> None:
     """Exactly them: a package that nothing pins, or that no pin asks for any more, would come

@@ -79,7 +79,7 @@ def test_a_set_without_its_strategy(folder: Path) -> None:
     cut = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint_dir=two", "--dst_strategy=s2"]
     assert transform(folder, *cut).returncode == 0
     done = transform(folder, "--src_checkpoint=two", "--dst_checkpoint_dir=one")
-    assert done.returncode == 4 and "nothing says how its 2 ranks are cut" in done.stderr
+    assert done.returncode == 4 and "nothing describes how its 2 ranks are sharded" in done.stderr
 
 
 def test_the_strategies_of_all_stages_in_one(folder: Path) -> None:

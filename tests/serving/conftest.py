@@ -56,7 +56,7 @@ def letters(history: list[int], adapter: int) -> NDArray[np.float32]:
 
 @cache
 def unencrypted() -> ssl.SSLContext:
-    """What clients make for themselves each time, of all certificates there are, in 26 ms of a
+    """The context that clients make each time, from all certificates, in 26 ms of a
     processor; these servers speak plain HTTP."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

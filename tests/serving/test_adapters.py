@@ -62,7 +62,7 @@ def test_adapters_are_loaded_and_unloaded(served: Served) -> None:
     assert call(served, LOAD, {"lora_name": "new", "lora_path": "x"})[0] == 200
 
 
-def test_what_runs_is_completed_before_an_adapter_goes(served: Served) -> None:
+def test_running_requests_complete_before_an_adapter_is_unloaded(served: Served) -> None:
     texts: list[Any] = []
 
     def ask() -> None:
@@ -248,7 +248,7 @@ def test_a_client_may_unload_what_was_watched(
     assert models(served) == ["base", "a", "one"]
 
 
-def test_what_finetune_writes_is_served_at_once(launch: Launch, tmp_path: Path) -> None:
+def test_a_finetuned_adapter_is_served_at_once(launch: Launch, tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "tiny.gguf")
     (tmp_path / "adapters").mkdir()
     (tmp_path / "data.jsonl").write_text('{"prompt": "hello", "completion": " the the"}\n')

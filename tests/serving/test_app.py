@@ -303,7 +303,7 @@ def test_a_client_that_leaves_frees_its_slot(start: Start, stream: bool) -> None
     assert served.client.completions.create(model="base", prompt="x").choices
 
 
-def test_what_waits_is_bounded(start: Start) -> None:
+def test_waiting_requests_are_bounded(start: Start) -> None:
     served = start(Slow(), max_queue=1)
     threads = [
         threading.Thread(target=call, args=(served, "/v1/completions", FOREVER)) for _ in range(5)
@@ -525,9 +525,7 @@ def test_a_long_body_is_refused_before_memory_ends(
         assert call(served, "/v1/completions", body)[0] == expected, (left, size)
 
 
-def test_what_the_cache_has_not_taken_yet_is_not_free(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_not_yet_allocated_is_not_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system kills a process at its cgroup's limit without a warning: bodies leave the memory
     to the model that its plan gave it, and count as long as they are there."""
     served, mebibyte = start(), 1 << 20

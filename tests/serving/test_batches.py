@@ -121,7 +121,7 @@ def test_a_killed_batch_goes_on() -> None:
         (["{"], r"requests.jsonl:1: the body is not valid JSON"),
         (["", request("a", "/v1/models")], r"requests.jsonl:2: url: .*'/v1/chat/completions'"),
         ([request("a"), request("b"), request("a")], ":3: custom_id: the same as in line 1"),
-        ([request("a", stream=True)], ":1: body.stream: a batch has no streams"),
+        ([request("a", stream=True)], ":1: body.stream: not available in a batch"),
         ([{"method": "POST", "url": "/v1/completions", "body": {}}], ":1: custom_id: missing"),
         (["{}"] * 15, r"and 5 more"),
     ],
@@ -137,10 +137,10 @@ def test_wrong_lines(capsys: pytest.CaptureFixture[str], lines: list[Any], said:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("my notes", "requests_output.jsonl:1: no answer of a batch"),
+        ("my notes", "requests_output.jsonl:1: not an answer of a batch"),
         (
             '{"id":"batch_req_1","custom_id":"b","response":{},"error":null}\n',
-            "requests_output.jsonl answers 'b', which requests.jsonl has not",
+            "requests_output.jsonl answers 'b', which is not in requests.jsonl",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_other_files_are_not_appended_to(
     assert Path("requests_output.jsonl").read_text() == content
 
 
-def test_what_is_typed_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_batch_settings(capsys: pytest.CaptureFixture[str]) -> None:
     write(request("a", **PROMPT))
     assert app.main(["model=tiny_llama", "predict_data=requests.jsonl"]) == 2
     assert "-> run_mode=serve serve.batch=requests.jsonl" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_the_next_turn_goes_on_from_the_first(start: Start) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     start: Start, changes: dict[str, object], param: str
 ) -> None:
     body = {"model": "base", "messages": MESSAGES, **changes}

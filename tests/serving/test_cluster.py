@@ -318,7 +318,7 @@ def test_an_adapter_is_loaded_on_all_replicas_or_none(served: Served) -> None:
     known, asked = {*NAMES}, 0
 
     def lists(expected: set[str]) -> bool:
-        """Whether both replicas list these models."""
+        """True if both replicas list these models."""
         nonlocal asked
         seen = set()
         while len(seen) < 2:

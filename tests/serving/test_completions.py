@@ -73,7 +73,7 @@ def test_a_seed_repeats_and_none_does_not(start: Start) -> None:
     assert text() != text()
 
 
-def test_what_a_request_says_of_sampling_goes_over_the_run(start: Start) -> None:
+def test_sampling_of_a_request_overrides_the_run(start: Start) -> None:
     """With run_mode=serve do_sample=false (or temperature=0) requests are greedy that say
     nothing; a top_p that is off says nothing."""
     greedy = GenerationConfig(do_sample=False, eos_token_id=(END,))
@@ -298,7 +298,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "param"), REFUSED, ids=str)
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     start: Start, changes: dict[str, object], param: str
 ) -> None:
     served = start()
@@ -321,7 +321,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     ],
     ids=str,
 )
-def test_what_the_backend_cannot_do_names_its_field(
+def test_errors_of_the_backend_name_the_field(
     start: Start, lacks: dict[str, Any], asked: dict[str, Any], param: str
 ) -> None:
     backend = MockBackend(letters, 4, 256, 4)

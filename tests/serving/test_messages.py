@@ -90,7 +90,7 @@ def test_text(start: Start) -> None:
     assert message["usage"]["output_tokens"] == 7
 
 
-def test_how_it_ends(start: Start) -> None:
+def test_stop_reasons(start: Start) -> None:
     served = start_with(start, "one two three")
     cut = asked(served, max_tokens=3)
     assert cut["stop_reason"] == "max_tokens" and cut["content"][0]["text"] == "one"

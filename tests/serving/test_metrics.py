@@ -75,7 +75,7 @@ def test_prometheus_answers_what_the_dashboard_asks(launch: Launch, tmp_path: Pa
 
 
 def answered(address: str, query: str) -> bool:
-    """Whether Prometheus has a number for a query, with Grafana's variables in it."""
+    """True if Prometheus has a number for a query with Grafana's variables in it."""
     asked = query.replace("$model", "tiny").replace("$__rate_interval", "30s")
     try:
         answer = httpx2.get(f"http://{address}/api/v1/query", params={"query": asked})

@@ -34,7 +34,7 @@ def connect(served: Served) -> socket.socket:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+    """The bytes until the server closes the connection."""
     found = b""
     try:
         while part := connection.recv(4096):
@@ -62,7 +62,7 @@ def test_half_a_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyP
         connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt":')
         head, _, body = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
-    assert "has not come within" in json.loads(body)["error"]["message"]
+    assert "was not received within" in json.loads(body)["error"]["message"]
 
 
 def test_an_unread_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_an_unread_body_is_not_waited_for(start: Start, monkeypatch: pytest.Monk
 def test_without_memory_a_connection_is_answered_not_reset(
     start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """What the client sends meanwhile is read: its answer would be lost otherwise."""
+    """The rest of the client's body is read: the answer would be lost otherwise."""
     served, lacks, whole = start(), [True], H11Protocol.data_received
 
     def received(self: H11Protocol, data: bytes) -> None:
@@ -271,7 +271,7 @@ def test_each_key_has_a_number_of_requests_a_minute(start: Start) -> None:
     assert first.headers["x-ratelimit-remaining-requests"] == "1"
     assert "x-ratelimit-limit-tokens" not in first.headers
     assert third.json()["error"]["code"] == "rate_limit_exceeded"
-    assert "more than 2 requests a minute" in third.json()["error"]["message"]
+    assert "more than 2 requests per minute" in third.json()["error"]["message"]
     assert 1 <= int(third.headers["retry-after"]) <= 30
     assert third.headers["x-ratelimit-remaining-requests"] == "0"
     assert 30 < float(third.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
@@ -286,4 +286,4 @@ def test_tokens_per_minute_are_counted_once_known(start: Start) -> None:
     assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
     used = first.json()["usage"]["total_tokens"]
     assert int(second.headers["x-ratelimit-remaining-tokens"]) in (12 - used, 13 - used)
-    assert "more than 12 tokens a minute" in third.json()["error"]["message"]
+    assert "more than 12 tokens per minute" in third.json()["error"]["message"]

@@ -195,7 +195,7 @@ def test_answers_and_code_are_copied(browser: Browser, visit: Visit) -> None:
 
 
 def test_an_answer_is_drawn_block_by_block(browser: Browser, visit: Visit) -> None:
-    """What a reader has selected in a block above stays while the rest comes."""
+    """A selection in a block above is kept while the rest arrives."""
     visit(Talker(pause=0.003, text="first block\n\n" + "word " * 60))
     ask(browser, "How are you?")
     browser.until("document.querySelectorAll('.markdown > p').length === 2")

@@ -247,7 +247,7 @@ def test_an_answer_of_a_type(start: Start) -> None:
     assert answer.output_parsed == Said(word="yes")
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_responses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, one = Responses(), Stored(b"x" * 60, b"y" * 40)
     monkeypatch.setattr(state, "_MOST_BYTES", 250)
     for id in "abc":
@@ -349,9 +349,9 @@ def test_a_response_is_that_of_the_key_that_made_it(start: Start) -> None:
     )
     first = alice.responses.create(model="base", input="a", temperature=0)
     for ask in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
-        with pytest.raises(openai.NotFoundError, match="there is no response"):
+        with pytest.raises(openai.NotFoundError, match="no response"):
             ask(first.id)
-    with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no response"):
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: no response"):
         bob.responses.create(model="base", input="b", previous_response_id=first.id)
     again = alice.responses.create(model="base", input="b", previous_response_id=first.id)
     assert [alice.responses.retrieve(one.id).id for one in (first, again)] == [first.id, again.id]

@@ -63,7 +63,7 @@ def test_each_model_has_the_keys_of_the_server_and_its_own(folder: Path) -> None
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: tiny_llama\nserve.port: 80", "serve.port is of the server"),
+        ("model: tiny_llama\nserve.port: 80", "serve.port is a setting of the server"),
         ("model: tiny_llama\nserve: {max_runing: 2}", "max_runing"),
         ("model: nothing_such", "model: got 'nothing_such'"),
         ("model: tiny_llama\nserve.model_name: other", "other is named twice"),

@@ -39,7 +39,7 @@ def test_an_adapter_is_the_key_of_its_requests() -> None:
 @pytest.mark.parametrize(
     "body", [None, [], {}, {"messages": 1}, {"model": ["pirate"]}, {"messages": {"role": "user"}}]
 )
-def test_what_is_not_a_prompt_has_no_key(body: Any) -> None:
+def test_bodies_without_a_prompt_have_no_key(body: Any) -> None:
     assert key_of_prompt(CHAT, body, ("pirate",)) == b""
     assert key_of_prompt("/v1/embeddings", {"input": "x"}, ()) == b""
 

@@ -215,9 +215,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": "[" * 100_000}, "guided_json", "not JSON"),
     ({"guided_choice": []}, "guided_choice", "at least 1"),
     ({"guided_choice": [""]}, "guided_choice.0", "at least 1"),
-    ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice", "not with guided_regex"),
-    ({"guided_regex": "a", "min_tokens": 3}, "min_tokens", "not with guided_regex"),
-    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "not with guided_regex"),
+    ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice", "combined with guided_regex"),
+    ({"guided_regex": "a", "min_tokens": 3}, "min_tokens", "combined with guided_regex"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "combined with guided_regex"),
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not supported"),
     ({"guided_grammar": "x"}, "guided_grammar", "not supported"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "only there"),
@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @each(("form", "param", "said"), REFUSED)
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     served: Served, form: dict[str, Any], param: str, said: str
 ) -> None:
     body = {"model": "base", "prompt": "x", **form}

@@ -137,7 +137,7 @@ def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_pa
     lines = []
     for line in process.stderr:
         lines.append(json.loads(line))
-        if how == "Ctrl-C" and "ending: " in line:
+        if how == "Ctrl-C" and "shutting down: " in line:
             os.kill(process.pid, signal.SIGINT)
     for stream in streams:
         with pytest.raises(openai.APIError, match="the server is shutting down"):
@@ -202,7 +202,7 @@ def test_names_that_would_never_match(cli: Callable[..., Any], key: str) -> None
 
 
 class Trip(BaseModel):
-    """What a client wants to know."""
+    """A client's measurements."""
 
     city: Literal["Oslo", "Rome"]
     days: Annotated[int, Field(ge=1, le=30)]
@@ -239,7 +239,7 @@ def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
     os.kill(process.pid, signal.SIGINT)
     assert process.stderr is not None
     for line in process.stderr:
-        if "ending: " in line:
+        if "shutting down: " in line:
             break
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 0
@@ -256,7 +256,7 @@ def test_others_may_come_only_with_a_key(cli: Callable[..., object]) -> None:
 
 
 @pytest.mark.parametrize("key", ["num_beams=2", "adapter_id=a", "max_length=9", "logprobs=1"])
-def test_what_requests_say_is_no_key_of_the_server(cli: Callable[..., object], key: str) -> None:
+def test_fields_of_requests_are_no_keys_of_the_server(cli: Callable[..., object], key: str) -> None:
     found = cli("run_mode=serve", "model=tiny_llama", key)
     assert found.returncode == 2 and "has no effect with run_mode=serve" in found.stderr
 
@@ -269,7 +269,7 @@ def test_the_plan_of_a_server(cli: Callable[..., object]) -> None:
     assert found.returncode == 2 and "serve.max_length: got 100000" in found.stderr
 
 
-def test_what_requests_leave_is_collected() -> None:
+def test_cycles_of_requests_are_collected() -> None:
     """A program's start looks for garbage among 100,000 objects at a time (app.console)."""
     left: list[weakref.ref[Any]] = []
 

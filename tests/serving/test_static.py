@@ -58,7 +58,7 @@ def test_a_file_asks_for_nothing_from_elsewhere(file: Path) -> None:
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son[a-z]+=", text)
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_files_that_the_page_names_exist() -> None:
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     named = set(re.findall(r'(?:src|href)="([^"]+)"', html))
     assert {f"/{name}" for name in named} <= set(static.FILES)

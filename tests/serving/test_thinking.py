@@ -121,7 +121,7 @@ def refused(served: Served, **more: Any) -> str:
 
 
 def rendered(served: Served, **body: Any) -> str:
-    """What /tokenize makes of messages."""
+    """The tokens of /tokenize for messages."""
     found = json.loads(sent(served, "/tokenize", {"messages": ASKED["messages"], **body}))
     return served.tokenizer.decode(found["tokens"], skip_special_tokens=False)
 

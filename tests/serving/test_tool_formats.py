@@ -197,7 +197,7 @@ WRITES = {
 
 
 @each("form", WRITES)
-def test_what_a_template_writes_tells(form: str) -> None:
+def test_the_template_tells_the_format(form: str) -> None:
     """Whatever else stands in it: here another family's mark."""
     other = "<tool_call>" if form != "hermes" else "[TOOL_CALLS]"
     template = (
@@ -224,7 +224,7 @@ def test_templates_that_know_no_tools() -> None:
 
 
 def allowed(form: Name, schema: Any, *values: str) -> list[str]:
-    """Which values a parameter may have."""
+    """The allowed values of a parameter."""
     tools = {"f": {"properties": {"x": schema}, "required": ["x"]}}
     grammar = Allowed(form, tools)
 
@@ -279,7 +279,7 @@ def test_references_are_to_the_tools_definitions() -> None:
     assert call(pair("a", "z")) not in grammar and call(pair("b", '["z"]')) not in grammar
 
 
-def test_which_arguments_there_may_be() -> None:
+def test_allowed_arguments() -> None:
     schema = {"properties": {"a": {}, "b": {}, "ü c": {}}, "required": ["b"]}
     grammar = Allowed("glm45", {"f": schema, "fg": {}}, several=True)
     a, b, c = pair("a", "1"), pair("b", "2"), pair("ü c", "3")
@@ -300,7 +300,7 @@ FORMATS_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a<b": {}}}, "the property 'a<b'"),
     ({"properties": {"a": False}}, "the property 'a'"),
     ({"properties": {"a": {"items": {"$ref": "#"}}}}, "the reference '#'"),
-    ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "of no definition"),
+    ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "has no definition"),
     ({"properties": {"a": {"$ref": "#/$defs/b"}}}, ""),
     ({"properties": {"a": {"type": "string", "not": {}}}}, "not of a text"),
     ({"properties": {"a": {"type": "string", "oneOf": []}}}, "oneOf of a text"),
@@ -318,7 +318,9 @@ FORMATS_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "said"), FORMATS_REFUSED, ids=lambda one: str(one)[:60])
-def test_what_cannot_be_forced_is_refused_by_its_name(schema: dict[str, Any], said: str) -> None:
+def test_schemas_that_cannot_be_forced_are_refused_by_name(
+    schema: dict[str, Any], said: str
+) -> None:
     message = refusal("glm45", schema)
     assert message.startswith("tools: ") and said in message
 

@@ -47,7 +47,7 @@ def test_it_is_read(code: str, expected: dict[str, Any]) -> None:
 
 
 @each(("_", "arguments"), READ)
-def test_what_is_written_is_read(_: str, arguments: dict[str, Any]) -> None:
+def test_a_manifest_is_read_back(_: str, arguments: dict[str, Any]) -> None:
     written = write_arguments(arguments)
     assert read_arguments(f"{written})", 0) == (arguments, len(written) + 1)
 
@@ -64,7 +64,7 @@ NO_PLAIN_CALLS = [
 ]
 
 
-def test_what_is_no_plain_call_is_none(subtests: pytest.Subtests) -> None:
+def test_other_code_is_no_call(subtests: pytest.Subtests) -> None:
     for code in NO_PLAIN_CALLS:
         with subtests.test(code=code):
             assert read_arguments(f"{code})", 0) is None
@@ -84,7 +84,7 @@ def test_what_is_no_plain_call_is_none(subtests: pytest.Subtests) -> None:
     ],
     ids=lambda code: code[:10],
 )
-def test_what_is_hostile_takes_no_time(code: str) -> None:
+def test_hostile_code_takes_no_time(code: str) -> None:
     began = time.process_time()
     assert read_arguments(code, 0) is None
     assert time.process_time() - began < 2
@@ -196,7 +196,7 @@ def test_calls_of_qwen3_coder(
         "<function=f>\n</function>",
     ],
 )
-def test_what_is_no_call_of_qwen3_coder_stays_text(said: str) -> None:
+def test_other_texts_of_qwen3_coder_stay_text(said: str) -> None:
     assert read_however_cut("qwen3_coder", said, TOOLS) == (said, [])
 
 
@@ -233,7 +233,7 @@ def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, 
         "</tool_call></arg_value><arg_key>",
     ],
 )
-def test_what_is_no_call_stays_text(said: str) -> None:
+def test_other_texts_stay_text(said: str) -> None:
     assert read_however_cut("glm45", said, TOOLS) == (said, [])
 
 
@@ -338,7 +338,7 @@ def test_calls_and_texts_of_chatglm3(
         " get\n {}",
     ],
 )
-def test_what_is_no_call_stays_text_of_chatglm3(said: str) -> None:
+def test_other_texts_of_chatglm3_stay_text(said: str) -> None:
     assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (said, [])
     # The tag is not in the text: a turn that follows is no call either.
     assert read_however_cut("chatglm3", f"x{TURN_TAG}{said}{TURN_TAG}\n y", CHATGLM3_TOOLS) == (
@@ -370,7 +370,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def test_which_arguments_there_may_be() -> None:
+def test_allowed_arguments() -> None:
     tools = {"get_weather": SCHEMA, "get": {}, "put": {"properties": {"a": {}, "b": {}}}}
     allowed = Allowed("chatglm3", tools, several=True)
     for code in ('b="x"', "b=null", 'a="é)", b="x"', 'a="", b=null, ü=[true]', "b=null, ü=[]"):
@@ -385,7 +385,7 @@ def test_which_arguments_there_may_be() -> None:
     assert turn("", "get") + TURN_TAG + turn("", "get") not in allowed
 
 
-def test_what_cannot_be_forced_is_refused_by_its_name() -> None:
+def test_schemas_that_cannot_be_forced_are_refused_by_name() -> None:
     assert "the property 'a b'" in refusal("chatglm3", {"properties": {"a b": {}}})
     assert "allOf of all arguments" in refusal("chatglm3", {"allOf": []})
 
@@ -530,7 +530,7 @@ def test_a_mark_within_a_text_of_gemma4_ends_no_call(code: str) -> None:
     ("begins", "ends"),
     [('<|"|>', '<|"|>'), ('"', '"'), ("[1,", ""), ('["\\\\",', ""), ('"\\"', '"')],
 )
-def test_what_came_of_a_call_of_gemma4_is_not_scanned_again(begins: str, ends: str) -> None:
+def test_scanned_text_of_gemma4_is_not_scanned_again(begins: str, ends: str) -> None:
     end_of = CallEnds(GEMMA4.escape, GEMMA4.end)
     before = "call:clock{a:" + begins + "abcd" * 10
     assert end_of(before) == -1

@@ -461,7 +461,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice.allowed_tools.mode",
         "got 'any', expected 'auto' or 'required'",
     ),
-    ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "not with tool_choice"),
+    ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "combined with tool_choice"),
     (
         {
             "tool_choice": "required",
@@ -486,7 +486,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "param", "said"), REFUSED, ids=lambda one: str(one)[:50])
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     start: Start, changes: dict[str, Any], param: str, said: str
 ) -> None:
     served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["hermes"]))
@@ -544,7 +544,7 @@ PIECES = [
 @pytest.mark.parametrize(
     "form", ["glm45", "qwen3_coder", "seed_oss", "chatglm3", "gemma", "gemma4", "pythonic"]
 )
-def test_what_is_forced_is_read(form: Name) -> None:
+def test_forced_calls_are_read(form: Name) -> None:
     """Random ways through the grammar, in pieces that are likely to mislead the parser."""
     allowed, chance, texts = Allowed(form, TOOLS, several=True), random.Random(1), set()
     for _ in range(160):

@@ -55,7 +55,7 @@ def read_however_cut(form: Name, said: str, tools: Tools) -> Read:
 
 
 class Allowed:
-    """What a grammar allows a model over bytes to say."""
+    """The bytes that a grammar allows a byte-level model."""
 
     def __init__(self, form: Name, tools: Tools, *, several: bool = False) -> None:
         """Raises ApiError or GrammarError where the grammar cannot be made."""
@@ -80,7 +80,7 @@ class Walk:
 
     @property
     def over(self) -> bool:
-        """Whether the text so far is a whole one."""
+        """True if the text so far is complete."""
         return bool(self._matcher.is_accepting())
 
     def take(self, piece: str) -> bool:
@@ -98,7 +98,7 @@ class Walk:
 
 
 def refusal(form: Name, schema: Mapping[str, Any]) -> str:
-    """Why a call of a tool with this schema is not forced."""
+    """The reason why a call of a tool with this schema is not forced."""
     try:
         Allowed(form, {"x": schema})
     except (ApiError, GrammarError) as error:

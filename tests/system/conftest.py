@@ -11,7 +11,7 @@ from lite_runner.system import memory
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where cgroups are; this process is in job/step of those of either version."""
+    """The mount of cgroups; this process is in job/step of those of either version."""
     monkeypatch.setattr(memory, "_MOUNT", tmp_path)
     told = tmp_path / "own"
     told.write_text("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n0::/job/step\n")

@@ -50,7 +50,7 @@ def test_the_driver_shows_devices_and_its_manager(monkeypatch: pytest.MonkeyPatc
     ("value", "expected"),
     [*FACTS["ASCEND_RT_VISIBLE_DEVICES"]["examples"].items(), ("x", []), ("", MACHINE)],
 )
-def test_what_a_process_sees(
+def test_devices_that_a_process_sees(
     shows: list[int], monkeypatch: pytest.MonkeyPatch, value: str, expected: list[int]
 ) -> None:
     assert seen_ids({VISIBLE: value}) == expected
@@ -319,7 +319,7 @@ def test_a_change_of_the_code_is_seen(package: Path, change: Callable[[Path], No
     assert code_digest(package) != code_digest()
 
 
-def test_what_is_no_module_does_not_count(package: Path) -> None:
+def test_other_files_than_modules_do_not_count(package: Path) -> None:
     (package / ".#llama.py").symlink_to("nowhere")
     (package / "networks/__pycache__").mkdir(exist_ok=True)
     (package / "networks/__pycache__/llama.cpython-311.pyc").touch()

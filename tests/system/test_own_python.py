@@ -129,7 +129,7 @@ def test_old_pythons_can_read_what_starts_a_program() -> None:
         assert "__init__" in path.name or "\n    continue_in_own_python()\n" in text
 
 
-def test_what_is_looked_for_is_what_setup_requires() -> None:
+def test_required_packages_equal_those_of_setup() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     required = {

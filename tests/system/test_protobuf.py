@@ -24,7 +24,7 @@ def test_a_text_that_is_not_utf_8(where: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0a\x7fx", b"\x0f"])
-def test_what_is_no_message(data: bytes) -> None:
+def test_invalid_messages(data: bytes) -> None:
     # The last is what protobuf in Python says, which MindSpore chooses where it comes first.
     with pytest.raises(ValueError, match=r"parsing|wire|message|Truncated"):
         parse_message(FileDescriptorProto, data)

@@ -423,7 +423,7 @@ def test_special_tokens_in_text_of_other_vocabularies() -> None:
         assert [tokenizer.token_of(id) for id in ids].count("<|im_end|>") == 1
 
 
-def test_what_cannot_be_kept_as_text_is_refused() -> None:
+def test_special_tokens_that_cannot_be_text_are_refused() -> None:
     """A normalizer makes a special token of another spelling."""
     backend = tokenizers.Tokenizer.from_str(byte_tokenizer().files()["tokenizer.json"])
     backend.normalizer = normalizers.NFKC()

@@ -41,7 +41,7 @@ def model_folder(tmp_path: Path, sentencepiece_model: Callable[..., Path]) -> Fo
 
 
 class Expected:
-    """What sentencepiece gives, and the ids of the special tokens behind its pieces."""
+    """The results of sentencepiece, and the ids of the special tokens after its pieces."""
 
     def __init__(self, folder: Path) -> None:
         self.library = sentencepiece.SentencePieceProcessor(
@@ -177,7 +177,7 @@ def test_an_explicit_template_wins(model_folder: Folder) -> None:
     assert text == "你好"
 
 
-def test_what_is_none_is_refused(model_folder: Folder, tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(model_folder: Folder, tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(model_folder(), model_vocab=None)
     other = tmp_path / "other"
     other.mkdir()

@@ -31,7 +31,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def bpe_keys(byte_level: tokenizers.Tokenizer) -> dict[str, Any]:
-    """What a GGUF would say of the byte-level vocabulary."""
+    """The GGUF keys of the byte-level vocabulary."""
     content = json.loads(byte_level.to_str())
     vocab = content["model"]["vocab"]
     tokens = sorted(vocab, key=vocab.__getitem__)

@@ -157,7 +157,7 @@ TOKENIZER = byte_tokenizer()
 
 
 def feed(text: str, stop: list[str]) -> tuple[str, StopChecker]:
-    """What was shown on the way, byte by byte, and the checker."""
+    """The text shown on the way, byte by byte, and the checker."""
     checker = StopChecker(TOKENIZER, stop)
     shown = "".join(checker.put(token) for token in text.encode())
     return shown + checker.finish(), checker

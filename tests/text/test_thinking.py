@@ -110,7 +110,7 @@ def test_a_label_is_no_part_of_the_thinking(text: str, thinking: str, rest: str)
         ("{{ raise('in the thinking field') }}{{ m.thinking }}</think>", True, None),
     ],
 )
-def test_how_thinking_is_switched(template: str, on: bool, switch: str | None) -> None:
+def test_the_switch_of_thinking(template: str, on: bool, switch: str | None) -> None:
     known = {"budget": {"thinking_budget": 0}, None: {}}
     assert thinking_switch(template, on) == known.get(switch, {switch: on})
 

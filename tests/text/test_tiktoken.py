@@ -207,7 +207,7 @@ def test_llama3_ranks_without_other_files(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (128_001, 128_009) and tokenizer.pad_token_id == 128_002
 
 
-def test_what_is_none_is_refused(folder: Path) -> None:
+def test_invalid_vocabularies_are_refused(folder: Path) -> None:
     path = folder / "tokenizer.model"
     good = path.read_text(encoding="ascii")
     for text, said in (

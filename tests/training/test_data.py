@@ -104,8 +104,8 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
     [
         ({"question": "x"}, "line 1: has question; expected text; or prompt and completion"),
         ([1], "line 1: is not an object"),
-        ({"prompt": 3, "completion": "x"}, "line 1: prompt: got int, expected a text"),
-        ({"completion": "x"}, "line 1: prompt: got nothing, expected a text"),
+        ({"prompt": 3, "completion": "x"}, "line 1: prompt: got int, expected a string"),
+        ({"completion": "x"}, "line 1: prompt: got nothing, expected a string"),
         ({"messages": "x"}, "messages: expected a list of objects"),
         ({"messages": [{"role": "user", "content": "x"}]}, "none has the role assistant"),
         ({"messages": [], "tools": 1}, "tools: expected a list of objects"),

@@ -37,7 +37,7 @@ def saved_training(kind: str) -> SavedTraining:
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_what_mindformers_saved_has_its_loss_and_its_moments(kind: str) -> None:
+def test_a_checkpoint_of_mindformers_has_its_loss_and_moments(kind: str) -> None:
     saved = saved_training(kind)
     assert saved.step == 4  # its global_step is 0: this optimizer does not count
     weights = {name: one.float32().copy() for name, one in saved.base.items()}
@@ -54,7 +54,7 @@ def test_what_mindformers_saved_has_its_loss_and_its_moments(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_what_is_written_is_what_mindformers_wrote(kind: str, tmp_path: Path) -> None:
+def test_a_written_checkpoint_equals_mindformers(kind: str, tmp_path: Path) -> None:
     """Tensor by tensor, but for the learning rate."""
     saved, path = saved_training(kind), tmp_path / "x.ckpt"
     moments = [

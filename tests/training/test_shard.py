@@ -82,7 +82,7 @@ def trained(
 
 
 def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], TrainedLora]]:
-    """What two ranks that share a model give, of each of `data` replicas."""
+    """The results of two ranks that share a model, for each of `data` replicas."""
     data = changes.pop("data", 1)
     world, replicas = Meeting(2 * data), [Meeting(2) for _ in range(data)]
 

@@ -57,7 +57,7 @@ def trainer(
 def on_two_ranks(
     work: Callable[[Trainer], list[StepMetrics]], stop_at: int = 0, **changes: Any
 ) -> list[tuple[list[StepMetrics], TrainedLora]]:
-    """What `work` gives on each of two ranks, which are threads; the second is interrupted."""
+    """The results of `work` on two ranks, which are threads; the second is interrupted."""
     said: dict[int, bytes] = {}
     barrier = threading.Barrier(2, timeout=60)
 

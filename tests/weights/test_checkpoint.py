@@ -211,7 +211,7 @@ def test_folders_that_are_no_checkpoint(
         open_checkpoint(tmp_path, config)
     for rank in range(3):
         (tmp_path / f"rank_{rank}").mkdir()
-    with pytest.raises(ArtifactError, match=r"cut for 3 ranks .* expected a whole one"):
+    with pytest.raises(ArtifactError, match=r"sharded for 3 ranks .* expected a whole one"):
         open_checkpoint(tmp_path, config)
 
 

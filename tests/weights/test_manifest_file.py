@@ -73,7 +73,7 @@ def test_an_edited_manifest_is_refused(tmp_path: Path, change: dict[str, Any]) -
         ({"schema": True}, "schema True, expected 1"),
         ({"more": 1}, "more: no such key"),
         ({"files": []}, "files: got"),
-        ({"files": {"a": 5}}, "files.a: got 5, expected a text"),
+        ({"files": {"a": 5}}, "files.a: got 5, expected a string"),
         ({"files": {"a": "0" * 63}}, "64 hexadecimal digits"),
         ({"files": {"../a": SHA}}, "naming a file of the artifact"),
         ({"files": {"/a": SHA}}, "naming a file of the artifact"),

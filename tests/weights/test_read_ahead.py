@@ -36,7 +36,7 @@ def test_damaged_integers_do_not_become_floats() -> None:
     assert weights.matrix(name).tolist() == [1.0]
 
 
-def test_what_was_not_taken_is_dropped_at_the_end() -> None:
+def test_unread_tensors_are_dropped_at_the_end() -> None:
     array = np.ones(3, np.float32)
     held = weakref.ref(array)
     arrays = [array]

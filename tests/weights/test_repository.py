@@ -107,7 +107,7 @@ def test_a_quantization(quantization: str, needed: list[str]) -> None:
         (Repository("a/b", quantization="Q8_0"), GGUFS[:6], "lacks Q8_0/name-Q8_0-00002-of"),
     ],
 )
-def test_what_is_not_there(repository: Repository, names: list[str], error: str) -> None:
+def test_missing_files(repository: Repository, names: list[str], error: str) -> None:
     names = [name for name in names if repository.quantization != "K_M" or "Q4_K_M" not in name]
     with pytest.raises(ArtifactError, match=error) as caught:
         repository.needed(names, weights=True)

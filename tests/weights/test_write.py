@@ -204,7 +204,7 @@ def test_wrong_source_leaves_no_target(
     assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
 
 
-def test_what_transformers_computes_otherwise_is_not_written_for_it(
+def test_models_that_transformers_computes_differently_are_not_written_for_it(
     configs: Mapping[str, Decoder], tmp_path: Path
 ) -> None:
     model = configs["bloom"]

@@ -39,7 +39,7 @@ PRESETS = (
 )
 # MindSpore Lite's defaults that users should know of.
 _UNSET = {
-    "ge.exec.precision_mode": "it computes in float16 whatever float32 there is (force_fp16):"
+    "ge.exec.precision_mode": "all float32 is computed in float16 (force_fp16):"
     " norms, and the mask of attention; must_keep_origin_dtype keeps it",
     "ge.externalWeight": "the two graphs of a pair do not share their weights; 1 shares them",
 }

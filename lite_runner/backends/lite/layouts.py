@@ -343,8 +343,8 @@ def _shown(specs: Sequence[TensorSpec]) -> str:
 def cannot_copy(layout: str) -> tuple[str, str]:
     """Message and hint for a layout whose cache slots cannot be copied."""
     return (
-        f"beams and num_return_sequences copy the cache from row to row, which a graph of the "
-        f"{layout} layout cannot: it keeps the cache to itself",
+        "beams and num_return_sequences copy the cache from row to row, which a graph of the"
+        f" {layout} layout cannot, whose cache is internal",
         "export with the resizable layout, or run with backend=native",
     )
 

@@ -18,7 +18,7 @@ class MindFormersSeat(Seat):
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         if not options.settings.runs_mindformers:
-            return ["MindFormers completes prompts by itself and gives no logits to work with"]
+            return ["MindFormers generates by itself and returns no logits"]
         if not options.settings.in_mindformers:
             return ["only with backend=mindformers"]
         return []

@@ -75,9 +75,7 @@ class MindFormersRelease:
             return [f"it has no {theirs.config}"]
         reasons = list(self.families[theirs.config].unsupported(model))
         if use_past and not self.caches:
-            reasons.append(
-                "its cache is of operators for Ascend; model.model_config.use_past=false"
-            )
+            reasons.append("its cache needs operators of Ascend; model.model_config.use_past=false")
         if beams > 1 and not self.beams:
             reasons.append("it has no beam search")
         if export:
@@ -222,7 +220,7 @@ def choose_release(
     if here is not None and (here not in known or wanted not in (None, here)):
         raise EnvironmentFault(
             f"this Python has mindformers {here}, expected {wanted or ' or '.join(known)}",
-            "install that release, or none: then a Python of its own is taken, as on a CPU",
+            "install that release, or uninstall mindformers to use a separate Python, as on a CPU",
         )
     if (only := wanted or here) is not None:
         candidates = [known[only]]

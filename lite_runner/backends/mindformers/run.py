@@ -99,7 +99,7 @@ class MindFormersRun:
         wanted = options.length + 1 if beams > 1 else options.length
         if wanted > model.seq_length:
             raise ConfigError(
-                f"backend=mindformers: MindFormers' beam search needs a position more than the"
+                f"backend=mindformers: MindFormers' beam search needs one position more than the"
                 f" {options.length} tokens of the longest text, the context of the model",
                 "fewer new tokens: max_new_tokens=",
             )
@@ -212,8 +212,9 @@ def check_ranks(options: RunOptions, model: Decoder) -> None:
     asked = f"backend=mindformers, {KEY}={ranks}"
     if options.device == "CPU":
         raise ConfigError(
-            f"{asked}: MindFormers leaves the sharding to MindSpore's graph compiler, which does it"
-            " on devices alone (on a processor it says: Invalid communication backend: CPU)",
+            f"{asked}: MindFormers leaves the sharding to MindSpore's graph compiler, which"
+            " shards on devices alone (on a CPU it fails with: Invalid communication backend:"
+            " CPU)",
             "backend=ms shares a model on processors, too",
         )
     if local < every:

@@ -160,7 +160,9 @@ class Native(Seat):
             from lite_runner.backends.native.next_token import NextToken
 
             own = _next_token_files(files)
-            packed = _packed(own, options, f"{settings.source.name}'s layer of a further token")
+            packed = _packed(
+                own, options, f"{settings.source.name}'s layer for multi-token prediction"
+            )
             next_token = partial(NextToken, own.model, packed)
         learned = None
         if files.learned_keys is not None:
@@ -209,7 +211,7 @@ def _without_next_token(files: ModelFiles) -> str:
     from lite_runner.architectures.next_token import next_token_layer
 
     if next_token_layer(files.model) is None:
-        return f"{files.model.architecture} has no layer that predicts a further token"
+        return f"{files.model.architecture} has no layer for multi-token prediction"
     if files.held is not None or files.learned_keys is not None:
         return "the layer is read from a checkpoint, and not for prefixes or parameters in memory"
     return ""

@@ -70,7 +70,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     if unknown and notes:
         progress.note(f"{where}: {_listed(unknown)}: not a field of {model_type}, and not followed")
     if notes and any(raw.get(key) for key in _FURTHER_LAYERS):
-        progress.note(f"{where}: layers that predict a further token are for speculate=mtp alone")
+        progress.note(f"{where}: layers for multi-token prediction are read by speculate=mtp alone")
     # A description that is registered under another name is that name's.
     return replace(model, architecture=architecture.name)
 
@@ -131,7 +131,7 @@ def hf_from_model_config(model: Decoder) -> dict[str, Any]:
     lost = _lost(model, raw)
     if lost:
         raise ConfigError(
-            f"{model.architecture}: its config.json has no words for {', '.join(lost)}",
+            f"{model.architecture}: its config.json cannot express {', '.join(lost)}",
             "convert_format=ckpt or convert_format=safetensors",
         )
     return raw

@@ -232,7 +232,7 @@ class _Reader:
         if start != MAGIC:
             raise ArtifactError(
                 f"{self._path}: not a GGUF file: it starts with {start!r}, not {MAGIC!r}",
-                "fetch the file again, and look what it is: an error page, or another format",
+                "fetch the file again, and check that it is not an error page or of another format",
             )
         self._position = 4
         version = self._number("I")

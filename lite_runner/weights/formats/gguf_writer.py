@@ -1,4 +1,4 @@
-"""GGUF files, written: `gguf_checkpoint` the other way round."""
+"""GGUF writer, the counterpart of `gguf_checkpoint`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gguf_bytes(model: Decoder, kind: GGUFKind) -> int:
 
 
 def check_writable(model: Decoder, kind: GGUFKind) -> None:
-    """Raise ConfigError where the metadata of a GGUF file has no words for the model."""
+    """Raise ConfigError where the metadata of a GGUF file cannot express the model."""
     layout, metadata = _layout(model, kind, ()), _metadata(model, kind)
     tensors = {
         one.name: GGUFTensor(one.shape, one.type_name, np.array([place]).view(np.uint8))
@@ -79,7 +79,7 @@ def check_writable(model: Decoder, kind: GGUFKind) -> None:
         found = read.sizes()
         lost = [f"{name}={one}" for name, one in model.sizes().items() if found[name] != one]
         raise ConfigError(
-            f"{model.architecture}: a GGUF file has no words for {', '.join(lost) or 'its layers'}",
+            f"{model.architecture}: a GGUF file cannot express {', '.join(lost) or 'its layers'}",
             "quantize.format=folder",
         )
 
@@ -153,7 +153,7 @@ def _layout(model: Decoder, kind: GGUFKind, finer: Collection[str]) -> list[_Ten
         gguf = architecture_of(model).gguf
         if not one.gguf or gguf is None or not gguf.written:
             raise ConfigError(
-                f"{model.architecture}: GGUF files of it are not written", "quantize.format=folder"
+                f"{model.architecture}: cannot be written as a GGUF file", "quantize.format=folder"
             )
         together[one.gguf].append(one)
     found = []

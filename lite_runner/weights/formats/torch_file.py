@@ -295,7 +295,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
-            raise NotTensors("it is broken: it takes more than it has made")
+            raise NotTensors("it is broken: it pops more than it has pushed")
         return self.stack.pop()
 
     def top(self, kind: type | tuple[type, ...] = object) -> Any:

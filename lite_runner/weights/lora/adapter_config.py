@@ -98,9 +98,9 @@ class LoraSettings:
         if unknown:
             known = _last_names(modules)
             raise ArtifactError(
-                f"{self.where}: target_modules names {', '.join(map(_short, unknown[:5]))}, which "
-                f"the model has not{did_you_mean(nearest(unknown[0], known))}",
-                f"an adapter of another base? The model has: {', '.join(known)}",
+                f"{self.where}: target_modules names {', '.join(map(_short, unknown[:5]))}, which"
+                f" the model does not have{did_you_mean(nearest(unknown[0], known))}",
+                f"is it an adapter of another base? The model has: {', '.join(known)}",
             )
 
     def _is_in_layers(self, module: str) -> bool:

@@ -32,7 +32,7 @@ from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
 
 SCHEMA = 1
 MAX_BYTES = 64 << 20
-AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
+AGAIN = "shard them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _intact(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
     try:
         manifest = _read_manifest(own)
     except ArtifactError:
-        progress.note(f"{own / MANIFEST} is damaged, and the adapters are cut again")
+        progress.note(f"{own / MANIFEST} is damaged, and the adapters are sharded again")
         return {}
     if any(getattr(manifest, key) != cut[key] for key in cut):
         return {}
@@ -108,7 +108,7 @@ def _intact(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
                 intact[name] = entry
                 continue
         if file.exists():
-            progress.note(f"{file} is damaged, and the adapter is cut again")
+            progress.note(f"{file} is damaged, and the adapter is sharded again")
     return intact
 
 
@@ -139,12 +139,12 @@ def open_shards(
     own = folder / f"rank_{ranks.rank}"
     check_inside(root, own / MANIFEST)
     if not (own / MANIFEST).is_file():
-        raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", AGAIN)
+        raise ArtifactError(f"{own}: no {MANIFEST} of sharded adapters", AGAIN)
     manifest = _read_manifest(own)
     for key, value in _cut(model, ranks, vocab_parallel).items():
         if (got := getattr(manifest, key)) != value:
             shown = "is another" if key == "model" else f"is {got}, expected {value}"
-            raise ArtifactError(f"{own}: cut for other ranks: {key} {shown}", AGAIN)
+            raise ArtifactError(f"{own}: sharded for other ranks: {key} {shown}", AGAIN)
     there = manifest.adapters
     check_listed(names, there, own)
     check_inside(root, *(own / f"{name}.safetensors" for name in names))

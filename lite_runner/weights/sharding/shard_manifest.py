@@ -22,7 +22,7 @@ SCHEMA = 1
 MAX_BYTES = 1 << 20
 MAX_RANKS = 1 << 16
 _WHAT = f"the manifest of a shard (schema {SCHEMA})"
-_HINT = "cut the checkpoint again (run_mode=shard)"
+_HINT = "shard the checkpoint again (run_mode=shard)"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest | None:
     if not (folder / manifest.file).is_file():
         raise ArtifactError(
             f"{path}: names the shard {manifest.file!r}, which is not in the folder",
-            "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
+            "copy the whole set again, or shard the checkpoint again (run_mode=shard)",
         )
     return manifest
 

@@ -29,7 +29,7 @@ from lite_runner.weights.sharding.shard_manifest import ShardManifest, read_shar
 from lite_runner.weights.sharding.strategy import read_strategy
 
 HASH_THREADS = 4
-COPY_AGAIN = "copy the whole set again, or cut the checkpoint again (run_mode=shard)"
+COPY_AGAIN = "copy the whole set again, or shard the checkpoint again (run_mode=shard)"
 MOST_COMPARED = 1 << 20  # bytes; larger replicated tensors are not compared between ranks
 MOST_PARTS = 128  # tensor-parallel degrees tried when matching shapes
 _SUFFIXES = (".ckpt", ".safetensors")
@@ -80,9 +80,9 @@ def tensors_for(
     same_ranks = strategy_of(model, ranks, vocab_parallel=not vocab_parallel)
     if not auto_trans and shards.rank_with(same_ranks, ranks.rank) is None:
         raise ArtifactError(
-            f"{source}: cut for {shards.describe()} (as {shards.layout_source} says), this run "
-            f"wants tp={ranks.tensor} dp={ranks.data}",
-            "auto_trans_ckpt=true re-cuts it while it is read; run_mode=shard writes another cut",
+            f"{source}: sharded for {shards.describe()} (as {shards.layout_source} says), this"
+            f" run needs tp={ranks.tensor} dp={ranks.data}",
+            "auto_trans_ckpt=true reshards it while it is read; run_mode=shard writes other shards",
         )
     if not verified:
         shards.verify(shards.needed_for(target, ranks.rank))
@@ -112,7 +112,7 @@ def verify_shards(
 def _open_whole(source: Path, model: Decoder, strategy: Path | None) -> dict[str, LazyTensor]:
     if strategy is not None and source.exists():
         raise ArtifactError(
-            f"{source}: a whole checkpoint, and {strategy} would say how shards of it are cut",
+            f"{source}: a whole checkpoint, and {strategy} describes shards",
             "leave out src_strategy_path_or_dir, or give load_checkpoint= the folder of rank_*",
         )
     return open_checkpoint(source, model)
@@ -361,7 +361,9 @@ def _check_shapes(found: ShardSet) -> None:
         if found.strategy.stages > 1:  # a tensor that several stages hold is read from the first
             shapes = {name: shapes[name] for name in shapes if name in expected}
         if shapes != expected:
-            where = f"{file} (rank {rank} of {len(found.files)}, cut as {found.layout_source} says)"
+            where = (
+                f"{file} (rank {rank} of {len(found.files)}, sharded as {found.layout_source} says)"
+            )
             check_tensors(shapes, expected, where)
 
 
@@ -408,7 +410,8 @@ def find_layouts(
             for rank in range(given.devices):
                 if given.layouts[name].bounds(shape, rank) != own.layouts[name].bounds(shape, rank):
                     raise ArtifactError(
-                        f"{path}: not the strategy of {folder}: its manifest cuts {name} otherwise",
+                        f"{path}: not the strategy of {folder}: its manifest shards {name}"
+                        " differently",
                         "leave out src_strategy_path_or_dir: the set has manifests",
                     )
     return given, f"the strategy {path}"
@@ -436,7 +439,9 @@ def _given(folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path 
         return Strategy({name: unsharded(tensor) for name, tensor in held[0].items()})
     hint = "give the strategy that the checkpoint was written with"
     if path is None:
-        raise ArtifactError(f"{folder}: nothing says how its {len(held)} ranks are cut", hint)
+        raise ArtifactError(
+            f"{folder}: nothing describes how its {len(held)} ranks are sharded", hint
+        )
     given = read_strategy(path)
     if given.ranks != len(held):
         raise ArtifactError(
@@ -465,7 +470,7 @@ def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: P
     for name, shape in shapes.items():
         if not layouts[name].fits(shape):
             raise ArtifactError(
-                f"{path}: the strategy of another model: {name} {list(shape)} cannot be cut by "
+                f"{path}: the strategy of another model: {name} {list(shape)} cannot be sharded by "
                 f"{layouts[name].dev_matrix}, {layouts[name].tensor_map}",
                 "check that model= and src_strategy_path_or_dir= belong together",
             )
@@ -487,13 +492,13 @@ def _from_shapes(
                 raise ArtifactError(
                     f"{folder}: {len(held)} ranks, but their shapes are those of tp={tensor}: "
                     "ranks are missing, or too many",
-                    "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
+                    "copy the whole set again, or shard the checkpoint again (run_mode=shard)",
                 )
             ranks = Ranks(data=len(held) // tensor, tensor=tensor)
             return strategy_of(model, ranks, vocab_parallel=vocab_parallel)
     raise ArtifactError(
         f"{folder}: the shapes of its {len(held)} ranks match no known sharding of the model",
-        "check that model= and load_checkpoint= belong together; for another cut give "
+        "check that model= and load_checkpoint= belong together; for another sharding give "
         "src_strategy_path_or_dir=",
     )
 

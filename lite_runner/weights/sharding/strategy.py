@@ -67,7 +67,7 @@ def read_strategy(path: Path) -> Strategy:
                 found[name] = layout
             elif layout.stage == found[name].stage and layout != found[name]:
                 raise ArtifactError(
-                    f"{file}: {name} lies otherwise than another file of {path} says",
+                    f"{file}: its layout of {name} differs from another file's in {path}",
                     "keep the strategy files of one run in the folder",
                 )
             stages.add(layout.stage)
@@ -106,7 +106,8 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
         # A size without a step has no meaning.
         if held.opt_weight_shard_size and held.opt_weight_shard_step:
             raise ArtifactError(
-                f"{file}: {name} is also cut for the optimizer (enable_parallel_optimizer), which "
+                f"{file}: {name} is also sharded for the optimizer (enable_parallel_optimizer),"
+                " which "
                 "is not available",
                 "merge the checkpoint with mindspore.transform_checkpoints first",
             )

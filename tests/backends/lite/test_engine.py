@@ -66,7 +66,7 @@ def test_a_processor_without_recommended_options(machine: Callable[[str], None])
     assert ge_of_run(own.infer) == GeConfig(sections={"ascend_context": {"provider": "ge"}})
 
 
-def test_what_is_set_is_laid_over_the_preset(machine: Callable[[str], None]) -> None:
+def test_options_override_the_preset(machine: Callable[[str], None]) -> None:
     machine("Ascend910B3")
     section = "infer.ge_options.ge_session_options"
     found = session(
@@ -76,7 +76,7 @@ def test_what_is_set_is_laid_over_the_preset(machine: Callable[[str], None]) -> 
     assert found["ge.new"] == "x" and found["ge.externalWeight"] == "1"
 
 
-def test_what_comes_before_the_preset(machine: Callable[[str], None], tmp_path: Path) -> None:
+def test_sources_before_the_preset(machine: Callable[[str], None], tmp_path: Path) -> None:
     machine("Ascend910B3")
     beside, own = tmp_path / "config.ini", tmp_path / "own.ini"
     for path in (beside, own):
@@ -98,11 +98,11 @@ def test_the_source_is_reported(
     assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
     assert engine_for(config_of("ge=none").settings, "static_pair").ge is None
     precision, weights = capsys.readouterr().err.splitlines()
-    assert "without ge.exec.precision_mode it computes in float16" in precision
+    assert "without ge.exec.precision_mode all float32 is computed in float16" in precision
     assert "without ge.externalWeight the two graphs" in weights
 
 
-def test_what_goes_beside_an_export(
+def test_config_files_beside_an_export(
     machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of()

@@ -156,7 +156,7 @@ def test_options_of_a_file(resolve: Resolve, tmp_path: Path) -> None:
         ("infer.ge_options.ascend_context=1", "infer.ge_options.ascend_context: a section"),
         ("infer.ge_options.ge_graph_options=1", "got '1', expected a section of options"),
         ("infer.ge_options=1", "infer.ge_options: got 1, expected a section or null"),
-        ("infer.ge_options={ascend_context: {a: [1]}}", "ascend_context.a: got [1], expected a t"),
+        ("infer.ge_options={ascend_context: {a: [1]}}", "ascend_context.a: got [1], expected a s"),
         ("infer.ge_options={ascend_context: {a.b: 1}}", "got the name 'a.b', expected letters"),
         (f"{SESSION}.x=a\nb", "x: got 'a\\nb', expected one line of text"),
         (f"+{SESSION}.x=1", "leave out the +"),

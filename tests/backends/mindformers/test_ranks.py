@@ -37,7 +37,7 @@ ASCEND = "context.device_target=Ascend"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said of a command line that is refused."""
+    """The error of a command line that is refused."""
     assert main([*SHARED, *PROMPTS, *words]) == 2
     return capsys.readouterr().err
 
@@ -61,7 +61,7 @@ def test_a_processor_shares_no_model(capsys: pytest.CaptureFixture[str]) -> None
         ),
     ],
 )
-def test_what_a_device_does_not_share(
+def test_devices_that_cannot_share(
     capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
 ) -> None:
     assert expected in refused(capsys, ASCEND, "dry_run=true", *settings)

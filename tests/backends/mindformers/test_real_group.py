@@ -52,7 +52,7 @@ def shared_yaml(folder: Path, release: MindFormersRelease) -> Path:
 def load_together(
     folder: Path, yaml: Path, python: Path, release: MindFormersRelease
 ) -> list[BaseException | None]:
-    """Why each of two workers did not load."""
+    """The errors of two workers that did not load."""
     group = WorkerGroup(2, free_port(), 300)
     with ExitStack() as resources:
         scheduler = start_scheduler(release.python, python, group)

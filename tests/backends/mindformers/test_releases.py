@@ -94,9 +94,9 @@ def test_on_ascend_without_one_a_python_of_its_own(
     assert python_for(chosen, "Ascend") == python
 
 
-def test_what_none_computes() -> None:
+def test_models_that_no_release_computes() -> None:
     with pytest.raises(
-        ConfigError, match=r"1\.9\.0 cannot compute qwen2: its cache is of operators"
+        ConfigError, match=r"1\.9\.0 cannot compute qwen2: its cache needs operators of Ascend"
     ):
         choose_release(QWEN2, "qwen2", wanted="1.9.0", use_past=True)
 
@@ -147,7 +147,7 @@ SIZES = Sizes(batch=2, length=20, dtype="float32", use_past=True)
         ("glm4", "it has no Glm4Config"),
     ],
 )
-def test_what_it_cannot_compute(case: str, reason: str) -> None:
+def test_models_that_it_cannot_compute(case: str, reason: str) -> None:
     found = "; ".join(V1_0_2.unsupported(reference_model(case), use_past=True))
     assert reason in found and bool(reason) == bool(found)
 
@@ -176,7 +176,7 @@ def test_a_llama_as_yaml() -> None:
     assert plain["n_kv_heads"] == model.n_kv_heads
 
 
-def test_what_depends_on_the_family() -> None:
+def test_differences_between_families() -> None:
     bloom, gpt2, llama = (model_named(f"tiny_{name}") for name in ("bloom", "gpt2", "llama"))
     assert [static_length(model, 20) for model in (bloom, gpt2)] == [20, gpt2.seq_length]
     assert V1_0_2.computed_in(bloom, "float32", use_past=True) == "float16"
@@ -239,7 +239,7 @@ def test_no_release_at_all() -> None:
     assert "MindFormers 1.9.0 cannot compute small: it has no Qwen3Config" in said
     llama = reference_model("llama_tied_mha")
     for given, words in (
-        ({"use_past": True}, "1.9.0 cannot compute small: its cache is of operators for Ascend"),
+        ({"use_past": True}, "1.9.0 cannot compute small: its cache needs operators of Ascend"),
         ({"use_past": False, "beams": 2}, "1.9.0 cannot compute small: it has no beam search"),
     ):
         with pytest.raises(ConfigError, match=words):

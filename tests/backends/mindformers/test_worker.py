@@ -23,7 +23,7 @@ def test_the_stand_in_for_argmax_is_numpys() -> None:
     assert np.array_equal(worker.argmax(Tensor(ties), -1).asnumpy(), np.argmax(ties, -1))
 
 
-def test_what_it_imports_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a process that leaves no bytecode of our own files."""
     stub = SimpleNamespace(bfloat16=None, GRAPH_MODE=0, set_context=lambda **_: None)
     monkeypatch.setitem(sys.modules, "mindspore", stub)

@@ -276,7 +276,7 @@ def test_a_slot_goes_on_from_an_earlier_position(
 def test_a_prompt_in_chunks_is_to_the_bit_the_whole(
     chunked: MindSporeBackend, tokens: NDArray, reference: Reference, relative_error: Error
 ) -> None:
-    """Where they end at multiples of info.chunk; the last one is a single token. By dynamic NTK
+    """Chunks end at multiples of info.chunk; the last one is a single token. By dynamic NTK
     they are rotated by the length of the whole."""
     known = reference(DYNAMIC)
     dynamic = known.online(len(known.prompts), 100)

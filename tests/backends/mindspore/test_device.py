@@ -72,7 +72,7 @@ def test_nothing_is_set_that_was_not_asked_for(
     assert settings.no_effect("Ascend") == AscendSettings().no_effect("CPU") == ""
 
 
-def test_what_mindspore_refuses(
+def test_settings_that_mindspore_refuses(
     calls: list[tuple[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

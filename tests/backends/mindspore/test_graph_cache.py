@@ -94,7 +94,7 @@ def test_the_first_purpose_of_the_first_backend_is_cached_alone(tmp_path: Path) 
 @pytest.mark.usefixtures("own_cache")
 def test_other_code_compiles_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(code: str) -> bool:
-        """Whether a first backend of a process finds a graph; it leaves one."""
+        """True if the first backend of a process finds a graph; it leaves one."""
         monkeypatch.setattr(graph_cache, "_claimed", False)
         monkeypatch.setattr(graph_cache, "code_digest", lambda: code)
         cache = GraphCache({"layers": 1})

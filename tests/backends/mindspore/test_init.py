@@ -43,7 +43,7 @@ def test_logits_of_prompts_are_counted() -> None:
     assert need_of(MS, "prompt_logprobs=0").work - need_of(MS).work == (256 - 2) * row
 
 
-def test_what_steps_work_in_grows_with_them() -> None:
+def test_workspace_grows_with_steps() -> None:
     assert need_of(MS, "max_length=4096").work > need_of(MS, "max_length=256").work
 
 

@@ -263,7 +263,7 @@ TURNED = ("mapping.weight", "projection.weight")  # held [in, out]
 
 
 class SomeIntegers:
-    """How a file's matrices are held: some as integers of 8 or 4 bits, some as floats, and one as
+    """A file's matrices: some as integers of 8 or 4 bits, some as floats, and one as
     integers that cannot be had."""
 
     def __init__(self, known: Any) -> None:
@@ -428,7 +428,7 @@ def test_blocks_before_windows_are_given_back(
     assert windows.held((slot, 700) for slot in range(3)) <= windows.blocks
     assert model.info.usable is not None and model.info.usable(0, 100) == 0
     for start in (100, 128):  # within a block, and where one begins
-        with pytest.raises(ValueError, match="given back"):
+        with pytest.raises(ValueError, match="freed"):
             model.forward([Row(0, texts[0, start : start + 1], start)])
     monkeypatch.setattr("lite_runner.backends.native.backend.window_of", lambda *_: 0)
     assert list(run(known.native(3, 700))) == found

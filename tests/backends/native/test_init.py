@@ -72,7 +72,7 @@ def test_the_bits_of_inputs_are_those_that_some_matrix_has(dry: Dry, tmp_path: P
     )
 
 
-def test_what_steps_work_in_grows_with_them() -> None:
+def test_workspace_grows_with_steps() -> None:
     short, long = need_of("max_length=256"), need_of("max_length=4096")
     assert long.cache == 16 * short.cache and long.work >= short.work
     assert need_of("max_length=256", "prefix_cache=disk").work == short.work + QUEUED
@@ -84,7 +84,7 @@ def test_the_cache_is_of_16_bits_unless_asked_otherwise() -> None:
     assert 3 * need_of("kv_cache=int8").cache < sizes[2]
 
 
-def test_what_packing_takes_is_counted() -> None:
+def test_memory_of_packing_is_counted() -> None:
     assert need_of(HALF).total < need_of(HALF, "backend=ms").total
     # Rounded: the embedding as float32 and as float16, before anything else is there.
     assert need_of(HALF).weights + need_of(HALF).loading > 49152 * 576 * 6
@@ -102,17 +102,17 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [
-        (["backend=ms"], 2, "recurrent layers are of backend=native"),
-        (["backend=mslite"], 2, "recurrent layers are of backend=native"),
-        (["parallel=tp2"], 2, "has recurrent layers, which are not divided"),
+        (["backend=ms"], 2, "recurrent layers need backend=native"),
+        (["backend=mslite"], 2, "recurrent layers need backend=native"),
+        (["parallel=tp2"], 2, "has recurrent layers, which are not sharded"),
         (
             ["run_mode=finetune", "finetune.data=x.jsonl", "finetune_output=out"],
             2,
-            "qwen3_next has recurrent layers, which are not trained",
+            "qwen3_next has recurrent layers, which cannot be trained",
         ),
     ],
 )
-def test_what_recurrent_layers_do_without(
+def test_features_that_recurrent_layers_lack(
     settings: list[str], code: int, said: str, hybrid: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("x.jsonl").write_text('{"text": "12"}\n')
@@ -174,7 +174,7 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
     monkeypatch.setattr("lite_runner.output.completions.open_planned", fail)
     refused(["model=tiny_llama", "predict_data=hi"], 3)
     told = capsys.readouterr().err
-    assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told
+    assert f"error: not enough memory: {error}" in told and "Traceback" not in told
 
 
 @pytest.mark.usefixtures("light_msrun")

@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_published_formula(
         assert checked > 3, case
 
 
-def test_what_the_layer_rightly_predicts_is_accepted(
+def test_correct_drafts_of_the_layer_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the numbers of `agreeing_tensors`; texts come in turn, with the prefix of one before."""
@@ -104,5 +104,5 @@ def test_files_without_a_layer_are_refused(tmp_path: Path) -> None:
     (tmp_path / "quantized").mkdir()
     write_quantized(tmp_path / "quantized", tensors, model, quantization, "random")
     for path in (REFERENCE / "glm4_moe", tmp_path / "x.gguf", tmp_path / "quantized"):
-        with pytest.raises(ArtifactError, match="has no layer that predicts a further token"):
+        with pytest.raises(ArtifactError, match="has no layer for multi-token prediction"):
             open_checkpoint(path, layer)

@@ -119,7 +119,7 @@ def test_copies_under_other_names_share_an_entry(
     assert entry_of(one) == entry_of(files_of("load_checkpoint=elsewhere/again.safetensors"))
 
 
-def test_what_changes_the_layers_changes_the_entry(files: ModelFiles) -> None:
+def test_changes_of_the_layers_change_the_entry(files: ModelFiles) -> None:
     base = "load_checkpoint=model"
     others = [
         files,

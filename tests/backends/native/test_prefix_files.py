@@ -114,7 +114,7 @@ def test_another_process_reads_what_was_computed(
 def test_a_prefix_that_is_longer_than_windows_is_read(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its first blocks are given back while the last ones are read, or computed."""
+    """Its first blocks are freed while the last ones are read or computed."""
     monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
     known = reference("gemma3")
     config = replace(known.config, seq_length=700)
@@ -167,7 +167,7 @@ def test_prompts_together_with_files_slots_and_copies(opened: Open, known: Refer
     assert cached > 100 * BLOCK / 4
 
 
-def test_what_the_bits_depend_on_is_in_the_name(
+def test_the_name_depends_on_all_that_changes_bits(
     opened: Open, prompt: NDArray[np.int32], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(opened(), prompt)
@@ -285,7 +285,7 @@ def test_a_queue_that_is_full_stores_the_rest_later(
     assert list(cache.glob("*/*"))
 
 
-def test_what_one_request_alone_has_is_written_within_an_allowance(
+def test_prefixes_of_single_requests_are_written_within_an_allowance(
     opened: Open, prompt: NDArray[np.int32], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefix_files, "UNSHARED_S", 0)

@@ -73,7 +73,7 @@ def test_golden_sticks_offsets_of_another_shape(
         tensors_at(tmp_path / "broken.ckpt")
 
 
-def test_what_msmodelslim_saves_is_what_it_meant() -> None:
+def test_a_checkpoint_of_msmodelslim() -> None:
     folder = FIXTURES / "modelslim"
     found = tensors_at(folder)
     meant = np.load(folder / "meant.npz")

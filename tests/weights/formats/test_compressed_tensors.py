@@ -41,7 +41,7 @@ def meant(folder: Path, name: str, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("quantization", KINDS, ids=str)
 @pytest.mark.parametrize("case", ["llama", "qwen2", "phi3", "gemma2"])
-def test_what_is_written_is_read_back(
+def test_a_written_file_is_read_back(
     case: str, quantization: Quantization, tmp_path: Path, configs: Mapping[str, Decoder]
 ) -> None:
     model = configs.get(case) or model_config_of(REFERENCE / case)
@@ -98,7 +98,7 @@ def test_modules_that_stay_floats_are_ignored_by_name(
     assert kept and all(found[name].dtype == "F16" for name in kept)
 
 
-def test_what_the_format_cannot_hold_is_reported(configs: Mapping[str, Decoder]) -> None:
+def test_matrices_that_the_format_cannot_hold_are_reported(configs: Mapping[str, Decoder]) -> None:
     four, mixtral = Quantization("a16w4", 32), model_config_of(REFERENCE / "mixtral")
     phi3 = model_config_of(REFERENCE / "phi3")
     assert mixtral is not None and phi3 is not None

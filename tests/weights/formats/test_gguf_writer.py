@@ -31,7 +31,7 @@ def tokens(model: Decoder) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", get_args(GGUFKind))
 @pytest.mark.parametrize("family", WRITTEN)
-def test_what_is_written_is_read_back(family: str, kind: GGUFKind, tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(family: str, kind: GGUFKind, tmp_path: Path) -> None:
     model = CONFIGS[family]
     if family == "qwen3":  # llama.cpp's has no biases, and no windows
         block = replace(
@@ -101,6 +101,6 @@ def test_a_model_of_more_than_256_tensors() -> None:
     check_writable(replace(model, blocks=model.blocks[:1] * 30), "Q8_0")
 
 
-def test_what_gguf_has_no_words_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GGUF file has no words for sliding_window"):
+def test_models_that_gguf_cannot_express_are_refused() -> None:
+    with pytest.raises(ConfigError, match="GGUF file cannot express sliding_window"):
         check_writable(CONFIGS["qwen3"], "Q8_0")

@@ -46,7 +46,7 @@ def stored(file: Path) -> dict[str, str]:
     ids=str,
 )
 @pytest.mark.parametrize("case", ["llama", "qwen2"])
-def test_what_is_written_is_read_back(
+def test_a_written_file_is_read_back(
     case: str,
     quantization: Quantization,
     theirs: str,
@@ -88,7 +88,7 @@ def test_calibrated_integers_are_written_unchanged(
             np.testing.assert_array_equal(found[one.name].float32(), held[one.name].float32())
 
 
-def test_what_the_form_cannot_hold_is_reported(configs: Mapping[str, Decoder]) -> None:
+def test_matrices_that_the_form_cannot_hold_are_reported(configs: Mapping[str, Decoder]) -> None:
     four = Quantization("a16w4", 32)
     mixtral = model_config_of(REFERENCE / "mixtral")
     assert mixtral is not None

@@ -421,12 +421,12 @@ def test_models_without_a_config_json_are_not_written() -> None:
     model = read(MISTRAL | {"sliding_window": 8})
     full = replace(model.blocks[0], attention=replace(model.attention, window=None))
     mixed = replace(model, blocks=(full, *model.blocks[1:]))
-    with pytest.raises(ConfigError, match="has no words for sliding_window="):
+    with pytest.raises(ConfigError, match="cannot express sliding_window="):
         hf_from_model_config(mixed)
     wide = read(BLOOM)
     width = replace(wide.feed_forward, width=3 * wide.hidden_size)
     wide = replace(wide, blocks=tuple(replace(one, feed_forward=width) for one in wide.blocks))
-    with pytest.raises(ConfigError, match=r"bloom: .* no words for intermediate_size=3072"):
+    with pytest.raises(ConfigError, match=r"bloom: .* cannot express intermediate_size=3072"):
         hf_from_model_config(wide)
 
 
@@ -521,7 +521,7 @@ def test_smollm3() -> None:
 
 def test_sizes_without_a_field_are_not_lost() -> None:
     multiplied = replace(read(LLAMA), embedding_scale=2.0)
-    with pytest.raises(ConfigError, match=r"has no words for embedding_multiplier=2\.0"):
+    with pytest.raises(ConfigError, match=r"cannot express embedding_multiplier=2\.0"):
         hf_from_model_config(multiplied)
 
 

@@ -22,7 +22,7 @@ def test_names_of_several_files() -> None:
     assert [is_mindrecord(Path(name)) for name in names] == [True, True, True, False, False]
 
 
-def test_what_is_learned_of_padded_texts(tmp_path: Path) -> None:
+def test_labels_of_padded_texts(tmp_path: Path) -> None:
     """One eos at the end; with labels those tokens that have one."""
     tokenizer = byte_tokenizer()
     eos = tokenizer.eos_token_ids[0]

@@ -42,7 +42,7 @@ def test_a_hostile_description_is_a_short_line() -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    """What is refused before anything is loaded, with exit code 4 and a remedy."""
+    """The error of a folder refused before anything is loaded, with exit code 4 and a remedy."""
     assert main([f"model={folder}", "predict_data=hi"]) == 4
     *_, message, hint = capsys.readouterr().err.splitlines()
     assert hint.startswith("  -> ")

@@ -190,7 +190,7 @@ HOSTILE = {
     "it changes a int": b"K\x01K\x02a",
     "a reference that is not a storage": b"K\x01Q",
     "the memo has no 7": b"h\x07",
-    "it takes more than it has made": b"\x87\x87",
+    "it pops more than it has pushed": b"\x87\x87",
     "a mark is missing": b"t",
     "reaches beyond its storage of 4": tensor(storage("0", "FloatStorage", 4), (2, 2), (2, 2)),
     "beyond its storage of 4 values": tensor(

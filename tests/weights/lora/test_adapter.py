@@ -181,7 +181,10 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         ({"lora_alpha": 0}, "lora_alpha is 0, expected a number other than 0"),
         ({"lora_alpha": 10**400}, "a number of 401 digits: 1000"),
         ({"target_modules": ["q_proj"]}, "adapter_config.json does not target it"),
-        ({"target_modules": ["q_prj"]}, "names 'q_prj', which the model has not; did you mean q_"),
+        (
+            {"target_modules": ["q_prj"]},
+            "names 'q_prj', which the model does not have; did you mean q_",
+        ),
         ({"target_modules": []}, "target_modules is [], expected a list of modules"),
         ({"target_modules": ".*nothing"}, "'.*nothing' matches no module of the model"),
         ({"target_modules": "(.*"}, "expected a regular expression"),
@@ -231,7 +234,7 @@ def test_tensors_that_do_not_fit(change: Change, tensors: dict[str, Any], expect
 
 
 def test_an_adapter_of_another_base() -> None:
-    assert "an adapter of another base? The model has: embed_tokens, q_proj" in refusal(
+    assert "is it an adapter of another base? The model has: embed_tokens, q_proj" in refusal(
         FIXTURES / "adapters/bloom/all"
     )
     # The same names and another width.

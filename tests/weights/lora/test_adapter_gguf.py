@@ -41,7 +41,7 @@ def plain(adapters: dict[str, Adapter], model: Decoder) -> dict[str, Adapter]:
 
 
 def as_llama_cpp_adds(path: Path, model: Decoder) -> dict[str, NDArray[np.float32]]:
-    """What the file adds to each tensor of a model's file, computed with the gguf package alone."""
+    """The values that the file adds to each tensor, computed with the gguf package alone."""
     reader = gguf.GGUFReader(path)
     fields = {key: field.contents() for key, field in reader.fields.items()}
     assert (fields["general.type"], fields["adapter.type"]) == ("adapter", "lora")
@@ -75,7 +75,7 @@ def canonical(deltas: dict[str, NDArray[np.float32]], model: Decoder) -> dict[st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_adds_the_same_and_is_read_back(family: str, tmp_path: Path) -> None:
+def test_a_written_adapter_adds_the_same_and_is_read_back(family: str, tmp_path: Path) -> None:
     adapters, model = opened(family)
     adapters = plain(adapters, model)
     turned = {one.name for one in parameters(model) if one.transposed or one.role == "embedding"}
@@ -173,7 +173,7 @@ def test_matrices_that_files_have_in_another_order(
             open_lora_gguf("x", path, model)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_refused_input(tmp_path: Path) -> None:
     adapters, model = opened("llama")
     adapter = next(iter(plain(adapters, model).values()))
     path = tmp_path / "x.gguf"

@@ -81,7 +81,7 @@ def test_cut_adapters_are_reused_until_something_changes(
         open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     damaged = file.stat().st_mtime_ns
     assert cut(adapters) != damaged
-    assert f"{file} is damaged, and the adapter is cut again" in capsys.readouterr().err
+    assert f"{file} is damaged, and the adapter is sharded again" in capsys.readouterr().err
     open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     plain = json.loads(manifest.read_text())
     plain["adapters"]["all"]["source"] = "of other weights"
@@ -113,7 +113,7 @@ def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             open_shards(tmp_path, model, ranks, [name], vocab_parallel=vocab_parallel)
 
     fails(r"rank_1: no manifest\.json", Ranks(1, 1, 2))
-    fails("cut for other ranks: tp is 2, expected 1", Ranks())
+    fails("sharded for other ranks: tp is 2, expected 1", Ranks())
     fails("vocab_parallel is True, expected False", Ranks(0, 1, 2), vocab_parallel=False)
     fails("no adapter 'al'; did you mean all", Ranks(0, 1, 2), "al")
     other, _ = opened("qwen2")

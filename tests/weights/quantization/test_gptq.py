@@ -188,7 +188,7 @@ def test_a_calibration_that_was_ended_goes_on_behind_its_layers(
     assert KeptLayers(folder, "b").count == 0
 
 
-def test_what_has_8_bits_is_measured_once(tmp_path: Path) -> None:
+def test_matrices_of_8_bits_are_measured_once(tmp_path: Path) -> None:
     names, folder = ("model.layers.0.w1",), tmp_path / "q.partial"
     assert KeptLayers(folder, "a").chosen(lambda: names) == names
     assert KeptLayers(folder, "a").chosen(lambda: pytest.fail("measured again")) == names

@@ -156,7 +156,7 @@ def test_one_rank_needs_no_strategy(
         assert found.describe() == "tp=1 dp=1"
         same(found.whole(), source)
     shutil.copytree(tmp_path / "set/rank_0", tmp_path / "set/rank_1")
-    with pytest.raises(ArtifactError, match="nothing says how its 2 ranks are cut"):
+    with pytest.raises(ArtifactError, match="nothing describes how its 2 ranks are sharded"):
         open_shards(tmp_path / "set", None)
 
 
@@ -272,7 +272,7 @@ class TestRank:
         # More copies of the same cut are the same pieces.
         cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
         same(tensors_for(folder, model, Ranks(1, 1, 2)), cutting.of_rank(1, source))
-        message = r"cut for tp=2 dp=2 \(as the manifest says\), this run wants tp=4 dp=1"
+        message = r"sharded for tp=2 dp=2 \(as the manifest says\), this run needs tp=4 dp=1"
         with pytest.raises(ArtifactError, match=message):
             tensors_for(folder, model, Ranks(0, 1, 4))
         cutting = Cutting.of_model(model, Ranks(0, 1, 4), "ckpt", vocab_parallel=True)
@@ -389,7 +389,7 @@ class TestBadInput:
         (folder / "rank_3/manifest.json").unlink()
         fails("rank_3: no manifest.json, but other ranks have one")
         without_manifests(folder)
-        fails(r"rank 3 of 4, cut as the shapes says|of the wrong shape")
+        fails(r"rank 3 of 4, sharded as the shapes says|of the wrong shape")
 
     def test_a_strategy_of_another_cut_or_model(
         self, folder: Path, model: Decoder, configs: Configs, fails: Callable[..., None]
@@ -397,7 +397,7 @@ class TestBadInput:
         strategy = folder.parent / "s.ckpt"
         for ranks, reason in (
             (Ranks(0, 1, 2), r"4 ranks, but the strategy .* is of 2"),
-            (Ranks(0, 1, 4), "not the strategy of .* its manifest cuts"),
+            (Ranks(0, 1, 4), "not the strategy of .* its manifest shards"),
         ):
             write_strategy(strategy, strategy_of(model, ranks))
             fails(reason, strategy)
@@ -467,7 +467,7 @@ def test_a_vocabulary_that_is_cut_otherwise_is_read(
         random_checkpoint(model, 0), model, ranks, vocab_parallel=vocab_parallel
     ).items():
         assert np.array_equal(found[name].read(), tensor.read()), name
-    with pytest.raises(ArtifactError, match="cut for tp=2 dp=1"):
+    with pytest.raises(ArtifactError, match="sharded for tp=2 dp=1"):
         tensors_for(folder, model, Ranks(), vocab_parallel=vocab_parallel)
 
 

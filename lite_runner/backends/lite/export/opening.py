@@ -151,7 +151,7 @@ def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, lengt
     asked = settings.infer.infer_seq_length or manifest.seq_length
     if max(length, asked) > manifest.seq_length:
         raise ConfigError(
-            f"{folder}: made for {manifest.seq_length} positions a row, but "
+            f"{folder}: made for {manifest.seq_length} positions per row, but "
             + (
                 f"the longest prompt and its new tokens need {length}"
                 if length > manifest.seq_length
@@ -162,7 +162,7 @@ def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, lengt
     check_length(length, asked)
     if not manifest.fits_any and slots > manifest.batch_size:
         raise ConfigError(
-            f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
+            f"{folder}: made for {manifest.batch_size} rows at a time, got {slots}",
             f"{settings.batch_key}={manifest.batch_size}",
         )
 
@@ -195,7 +195,7 @@ def check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
         raise ConfigError(*cannot_copy(manifest.layout))
     if manifest.sampled and (asked := more_than_greedy(generation)):
         raise ConfigError(
-            f"the exported model chooses the likeliest token itself (is_sample_acceleration), so "
-            f"{', '.join(asked.values())} cannot be done",
+            "the exported model chooses the likeliest token itself (is_sample_acceleration),"
+            f" which rules out {', '.join(asked.values())}",
             "export it without model.model_config.is_sample_acceleration",
         )

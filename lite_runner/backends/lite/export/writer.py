@@ -356,7 +356,7 @@ def verify(
             error = float(np.abs(got - expected).max() / largest)
         if not error <= limit:  # NaN fails too
             raise ArtifactError(
-                f"the exported {manifest.model_name} computes something else in {engine.name} with "
+                f"the exported {manifest.model_name} differs in {engine.name} with "
                 f"threads={threads}: off by {error:.1e} of the largest logit, at most {limit:.0e} "
                 "expected; it is not kept"
             )

@@ -38,7 +38,7 @@ def newest(tmp_path: Path) -> Path:
     ("release", "last"),
     [("2.0.0", 1), ("2.2.11", 1), ("2.3.0rc1", 2), ("2.4.10", 2), ("2.5.0", None), ("2.7.1", None)],
 )
-def test_what_a_release_reads(release: str, last: int | None) -> None:
+def test_versions_that_a_release_reads(release: str, last: int | None) -> None:
     assert last_version(f"MindSpore Lite {release}") == last
     assert last_version("MindSpore Lite") is None
 
@@ -208,7 +208,7 @@ def test_a_converter_that_hangs(
         convert_to_ms(tiny_mindir, tmp_path / "out/a.ms", weight_fp16=False)
 
 
-def test_what_is_there_to_convert_with(
+def test_errors_of_a_missing_converter(
     tiny_mindir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", sys.executable)

@@ -54,7 +54,7 @@ def test_lite_has_these(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NOT_IN_LITE)
-def test_what_lite_does_not_have_gets_another_layout_or_is_refused(kind: str) -> None:
+def test_unsupported_models_get_another_layout_or_are_refused(kind: str) -> None:
     assert layout_of(kind) == "static_pair"
     for asked in ("engine=lite-worker", "export.layout=resizable"):
         with pytest.raises(ConfigError, match=NOT_IN_LITE[kind]):

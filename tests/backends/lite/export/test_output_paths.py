@@ -57,7 +57,7 @@ def test_the_folder_of_two_paths(
 
 
 @pytest.mark.parametrize("name", ["a.mindir", "b_graph.mindir", "a_variables", MANIFEST])
-def test_what_a_pair_would_replace(tmp_path: Path, name: str) -> None:
+def test_existing_files_of_a_pair(tmp_path: Path, name: str) -> None:
     place = OutputPaths.of_graphs(
         {"prefill": tmp_path / "x/a", "increment": tmp_path / "x/b"}, overwrite=False
     )
