@@ -160,7 +160,7 @@ __all__ = [
 @functools.cache
 def _module_of() -> dict[str, str]:
     """The module of each name, as the imports for type checkers say it."""
-    import ast  # the command line has no use for it
+    import ast  # not used by the command line
     from pathlib import Path
 
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`python -m lite_runner ARGS`: what run_lite.py does, where the package is installed.
+"""`python -m lite_runner ARGS`: run_lite.py of an installed package.
 
 The ranks that a run starts execute it, and so does their scheduler.
 """

@@ -100,7 +100,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _reader_has_gone() -> bool:
-    """True where standard output is a pipe that nobody reads any more, as behind `| head`."""
+    """True if standard output is a pipe whose reader has gone, as after `| head`."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

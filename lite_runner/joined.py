@@ -20,7 +20,7 @@ from lite_runner import profiler, progress
 from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config import Note
-from lite_runner.config.compose import config_yaml, kept
+from lite_runner.config.compose import config_yaml, portable
 from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
@@ -137,7 +137,7 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     mode, told = run_mode(config.run_mode), dict[str, Any]()
     if joined.leads:
         config = dataclasses.replace(config, seed=seed, weights_seed=weights_seed)
-        raw = kept(config)  # ranks may be in other folders
+        raw = portable(config)  # ranks may be in other folders
         config = config.from_dict(raw)
         plan = mode.plan(config)
         if joined.lock is not None:  # a launcher has done it while no rank held memory yet

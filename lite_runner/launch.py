@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note
-from lite_runner.config.compose import config_yaml, kept
+from lite_runner.config.compose import config_yaml, portable
 from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
@@ -72,7 +72,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         profiler.start(whole_process=True)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
-    text = config_yaml(kept(config))
+    text = config_yaml(portable(config))
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name, text) as folder:
         folder.open_log()
         if config.profile:

@@ -1,4 +1,4 @@
-"""Tables and traces of what was recorded, those of the processes of a job together."""
+"""Tables and traces of recordings, those of the processes of a job together."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _STEPS = {
     **{"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"},
     "meet": "meet",
 }
-LAUNCHER_VARIABLE = "LITE_RUNNER_LAUNCHER"  # what the launcher of ranks has recorded
+LAUNCHER_VARIABLE = "LITE_RUNNER_LAUNCHER"  # the recording of the launcher of ranks
 recorder: Recorder | None = None
 folder: Path | None = None  # of the traces, in a run with profile=true
 
@@ -51,7 +51,7 @@ def start(*, whole_process: bool = False, most_events: int = MOST_EVENTS) -> Rec
 
 
 def stop() -> Recorder | None:
-    """Stop recording; what was recorded, None where nothing was."""
+    """Stop recording; the recording, None if there is none."""
     global recorder
     found, recorder = recorder, None
     progress.observe(None)
@@ -62,7 +62,7 @@ def stop() -> Recorder | None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A phase, where somebody records."""
+    """A phase, if a recorder is active."""
     if recorder is None:
         yield
         return

@@ -93,7 +93,7 @@ class Step:
         return f", {_number(rate, self.unit)} MB/s{left}"
 
     def bar(self) -> str:
-        """A bar of the bytes that are done; empty for what is counted otherwise."""
+        """A bar of the bytes that are done; empty for other units."""
         if self.unit != "B" or not self.total:
             return ""
         return f"[{'#' * int(BAR * min(1, self.done / self.total)):<{BAR}}] "
@@ -122,7 +122,7 @@ class Progress:
         self._observer: Callable[[str], AbstractContextManager[None]] | None = None
 
     def observe(self, observer: Callable[[str], AbstractContextManager[None]] | None) -> None:
-        """Enter `observer(name)` with each step from now on; None: nobody looks."""
+        """Enter `observer(name)` with each step from now on; None: no observer."""
         self._observer = observer
 
     def redirect(self, sink: Sink | None) -> None:
@@ -157,7 +157,7 @@ class Progress:
             with nullcontext() if self._observer is None else self._observer(name):
                 yield step
             outcome = "done"
-        except BrokenPipeError:  # nobody reads the rest: no failure to speak of
+        except BrokenPipeError:  # the reader has gone, which is not a failure
             outcome = "ended"
             raise
         except Exception:

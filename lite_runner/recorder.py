@@ -59,7 +59,7 @@ class LayerCost:
 class _Layers:
     costs: Sequence[LayerCost]
     times: Any  # an array of LayerTime
-    told: bool  # how long exchanges waited for other ranks
+    told: bool  # time that exchanges waited for other ranks
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str, event: str = "") -> Iterator[None]:
-        """A phase of this thread; what is recorded inside does not count to it."""
+        """A phase of this thread; phases inside it do not count to it."""
         self._open.append(_Open(name, time.perf_counter()))
         try:
             yield
@@ -118,7 +118,7 @@ class Recorder:
         inside: float = 0.0,
         **more: Any,
     ) -> None:
-        """A part of a phase that is over, with what the trace is to say of it."""
+        """A finished part of a phase, with its arguments in the trace."""
         self._phases[phase] = self._phases.get(phase, 0.0) + ended - began - inside
         if self._open and threading.get_ident() == self._owner:
             self._open[-1].inside += ended - began
@@ -273,7 +273,7 @@ class _Kind:
     macs: int = 0
 
     def plus(self, cost: LayerCost, times: LayerTime) -> _Kind:
-        """With what a layer has done."""
+        """Add the work of a layer."""
         share = 1.0 if cost.share is None else cost.share(times.tokens / times.calls)
         self.calls += times.calls
         self.seconds += (times.spent - times.exchange.spent) / 1e9

@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def addresses(self) -> int:
-        """Address space that a process needs on top of what it has before importing MindSpore."""
+        """Address space that a process needs in addition to that before importing MindSpore."""
         return self.total + self.more_cache - self.process + PROCESS_ADDRESSES
 
     def parts(self) -> str:
@@ -145,12 +145,12 @@ def cache_limit(need: Memory) -> int | None:
 
 
 def free_for(need: Memory) -> int:
-    """Bytes that this process may take, what it has already included."""
+    """Bytes that this process may take, including those that it has."""
     return memory.free_memory() + min(memory.resident(), need.process)
 
 
 def free_text() -> str:
-    """The free memory, or what a smaller limit leaves of it."""
+    """The free memory, or the rest of a smaller limit."""
     free, left = memory.free_memory(), memory.free_addresses()
     if left is not None and left < free:
         return f"{readable(left)} that ulimit -v leaves"

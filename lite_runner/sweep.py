@@ -98,7 +98,7 @@ class JobFailed(RunnerError):
 class SweptJob:
     """Hydra's task function: one job with the overrides that its sweeper chose."""
 
-    line: CommandLine  # what all jobs share
+    line: CommandLine  # shared by all jobs
     total: int | None  # jobs; None where the sweeper decides
     run: Run
 
@@ -230,7 +230,7 @@ def _hydra(line: CommandLine, typed: Sequence[Setting]) -> tuple[DictConfig, _Lo
     usual = ["hydra.output_subdir=null", "hydra.mode=MULTIRUN", "hydra.sweep.dir=''"]
     words = [*usual, *chosen, *map(_word, rest)]
     loader = _Loader(folders)
-    with _told():
+    with _hydra_errors():
         config = loader.load_configuration(None, words, RunMode.MULTIRUN)
         own = config.hydra
         for section in ("launcher", "sweeper", "sweep"):
@@ -284,7 +284,7 @@ def _callbacks(file: ConfigFile) -> dict[str, Any]:
 
 
 def _with_params(line: CommandLine, config: DictConfig, sweeps: bool) -> CommandLine:
-    """A line with what the sweeper is to vary; what is typed goes over it."""
+    """A line with the keys that the sweeper varies; typed ones override them."""
     params = config.hydra.sweeper.get("params") or {}
     typed = {setting.key for setting in line.settings}
     left = {key: value for key, value in params.items() if key.lstrip("+~") not in typed}
@@ -299,7 +299,7 @@ def _with_params(line: CommandLine, config: DictConfig, sweeps: bool) -> Command
 def _opened(config: DictConfig, loader: _Loader, typed: Sequence[str], folder: str) -> HydraContext:
     """Hydra with the folder and the logs of a sweep. Raises RunnerError."""
     own = config.hydra
-    with _told(), open_dict(own):
+    with _hydra_errors(), open_dict(own):
         own.sweep.dir = str(Path(own.sweep.dir or folder).absolute())
         if not any("job_logging" in key for key in typed):
             own.job_logging = _SILENT
@@ -313,7 +313,7 @@ def _opened(config: DictConfig, loader: _Loader, typed: Sequence[str], folder: s
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _hydra_errors() -> Iterator[None]:
     """Hydra's errors as ours."""
     try:
         yield

@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from lite_runner.errors import RunnerError
-from lite_runner.serving.tool_formats import CallFormat, told_format
+from lite_runner.serving.tool_formats import CallFormat, detect_format
 from lite_runner.serving.tool_parsers import Call, More
 from lite_runner.system.files import parse_json
 from lite_runner.text.chat_templates import render_template
@@ -85,7 +85,7 @@ def ours(template: str, values: dict[str, Any]) -> str | None:
 def told(template: str) -> tuple[str, bool]:
     """The line about a template, and True if its call is read."""
     tokenizer = byte_tokenizer().with_special(chat_template=template)
-    form, marks = told_format(tokenizer), thinking_marks(template)
+    form, marks = detect_format(tokenizer), thinking_marks(template)
     off, call = "-", "no tools"
     if marks is not None:
         try:

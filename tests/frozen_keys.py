@@ -27,7 +27,7 @@ from lite_runner.config import leaves
 
 # Everything of the package that this file needs, and that may move.
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import kept
+from lite_runner.config.compose import portable
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -57,7 +57,7 @@ def _heads() -> list[str]:
 def written(words: list[str]) -> str:
     """The config.yaml of the run that a command line means."""
     config = with_seed(resolve(parse(words, _heads()))[0])
-    return yaml.safe_dump(kept(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(portable(config), sort_keys=False, allow_unicode=True)
 
 
 @cache

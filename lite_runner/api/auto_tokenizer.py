@@ -20,7 +20,7 @@ _NO_EFFECT = frozenset(
     "auto_register backend from_slow model_input_names tokenizer_class trust_remote_code type"
     " use_fast".split()
 )
-# Those that would, and the values that do not: what the files say holds.
+# Those that would change ids, and their values that do not: the files decide.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "add_prefix_space": (False, None),
     "additional_special_tokens": (None, []),
@@ -205,5 +205,5 @@ class AutoProcessor:
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path) -> AutoProcessor:
-        """The processor of what AutoTokenizer.from_pretrained takes; raises what it raises."""
+        """The processor; takes and raises the same as AutoTokenizer.from_pretrained."""
         return cls(AutoTokenizer.from_pretrained(name_or_path))

@@ -74,7 +74,7 @@ class PretrainedConfig:
 
     def __init__(self, config: GenerateOptions) -> None:
         object.__setattr__(self, "_raw", config.to_dict())
-        object.__setattr__(self, "_more", {"batch_size": 1})  # kept, of no effect on the run
+        object.__setattr__(self, "_more", {"batch_size": 1})  # kept, but without effect on the run
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked for by copy and pickle, before there is anything
@@ -95,7 +95,7 @@ class PretrainedConfig:
         """Set several at once: some of MindFormers' have a meaning only together."""
         settings = dict(settings)
         if WEIGHTS in settings:
-            # Without a value as in MindFormers: what is loaded comes later.
+            # No value, as in MindFormers: it is set on loading.
             settings[WEIGHTS] = str(settings[WEIGHTS] or RANDOM)
             settings = {**self._in_place_of_loaded(settings[WEIGHTS]), **settings}
         if "parallel_config" in settings:
@@ -241,31 +241,31 @@ class _SizedConfig(PretrainedConfig):
 
 
 class BloomConfig(_SizedConfig):
-    """A BLOOM's; what is not given is as in bloom_560m."""
+    """A BLOOM's; defaults are those of bloom_560m."""
 
     _base = "bloom_560m"
 
 
 class ChatGLM2Config(_SizedConfig):
-    """A ChatGLM2's or ChatGLM3's; what is not given is as in glm2_6b."""
+    """A ChatGLM2's or ChatGLM3's; defaults are those of glm2_6b."""
 
     _base = "glm2_6b"
 
 
 class GLMConfig(_SizedConfig):
-    """A ChatGLM-6B's; what is not given is as in glm_6b."""
+    """A ChatGLM-6B's; defaults are those of glm_6b."""
 
     _base = "glm_6b"
 
 
 class GPT2Config(_SizedConfig):
-    """A GPT-2's; what is not given is as in gpt2."""
+    """A GPT-2's; defaults are those of gpt2."""
 
     _base = "gpt2"
 
 
 class LlamaConfig(_SizedConfig):
-    """A Llama's; what is not given is as in llama2_7b.
+    """A Llama's; defaults are those of llama2_7b.
 
     The width of the feed-forward layer follows from hidden_size, multiple_of and
     ffn_dim_multiplier, unless intermediate_size gives it.

@@ -41,7 +41,7 @@ class PTQConfig:
     kvcache_quant_dtype: Any = None
 
     def settings(self) -> dict[str, Any]:
-        """The same as settings of a model. Raises ConfigError for what there is not."""
+        """The same as settings of a model. Raises ConfigError for unsupported ones."""
         names = [
             _name(one)
             for one in (self.weight_quant_dtype, self.act_quant_dtype, self.kvcache_quant_dtype)

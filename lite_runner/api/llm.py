@@ -50,7 +50,7 @@ class Outputs(list[Output]):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr>{_cell(_asked(one.prompt))}{_cell(one.text)}"
+            f"<tr>{_cell(_prompt_text(one.prompt))}{_cell(one.text)}"
             f"<td>{len(one.token_ids)}, {one.finish_reason}</td></tr>"
             for one in self
         )
@@ -247,7 +247,7 @@ class _Pieces:
                 self._queue.put(self._checker.put(int(token)))
 
     def end(self) -> None:
-        """Give out what may have been the start of a stop text."""
+        """Release text that was held back as a possible start of a stop text."""
         self._queue.put(self._checker.finish())
 
     def put_last(self, error: BaseException | None) -> None:
@@ -277,7 +277,7 @@ def _is_conversation(value: Any) -> bool:
     return _is_of(value, Mapping)
 
 
-def _asked(prompt: Any) -> str:
+def _prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     if _is_conversation(prompt):

@@ -20,7 +20,7 @@ from lite_runner.api.streamers import SequentialStream, Streamer
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Backend, RunOptions
 from lite_runner.config.checks import check_fits
-from lite_runner.config.generation import GenerationConfig, asked_of
+from lite_runner.config.generation import GenerationConfig, structured_options
 from lite_runner.config.prompt import adapter_name
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.config.sections import Ranks
@@ -57,7 +57,7 @@ AdapterIds = str | Sequence[str | None] | None
 
 
 class LoadedModel:
-    """The model of a config, for one call at a time; opened anew where a setting has changed."""
+    """The model of a config, for one call at a time; reopened when a setting has changed."""
 
     def __init__(self, config: PretrainedConfig, files: ModelFiles | None) -> None:
         """Finds the `files`, where they are not given. Raises ConfigError, ArtifactError."""
@@ -100,11 +100,11 @@ class LoadedModel:
         with self.opened():
             config = with_seed(config)
             generation = config.generation(self.files.model)
-            structured = asked_of(vars(config))
+            structured = structured_options(vars(config))
             if tokenizer is None:
                 exports = config.in_lite and self.files.exported is None
                 needed = exports or bool(generation.stop or structured)
-                with suppress(ArtifactError):  # who needs one says so
+                with suppress(ArtifactError):  # an error only for those that need one
                     tokenizer = self.tokenizer(fetching=needed)
             adapters = self._adapters.job(config, self.files, names)
             if config.model_config() is None:  # model=auto: its sizes are known only now

@@ -1,4 +1,4 @@
-"""PreTrainedModel: MindFormers' `generate` and `chat`, and what they return."""
+"""PreTrainedModel: MindFormers' `generate` and `chat`, and their results."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class PreTrainedModel:
 
     @property
     def described(self) -> str:
-        """Its name, and what its config has other than most, in a line."""
+        """Its name and the unusual settings of its config, in a line."""
         run = self.config.run_config()
         usual = {"backend": "auto", "quant": None, "kv_cache": None, "adapter_path": ""}
         found = {name: getattr(run, name) for name in usual}
@@ -210,7 +210,7 @@ class StepOutputs:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._scores = bool(options.get("output_scores"))
         self._logits = bool(options.get("output_logits"))
-        self.wanted = self._scores or self._logits  # what `on_logits` sees
+        self.wanted = self._scores or self._logits  # else `on_logits` is not needed
         self._rows: dict[tuple[int, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
 
     def on_logits(

@@ -1,4 +1,4 @@
-"""The options of `generate`: MindFormers' names, and what each means here."""
+"""The options of `generate`: MindFormers' names, and their meaning here."""
 
 from __future__ import annotations
 

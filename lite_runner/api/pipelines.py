@@ -176,7 +176,7 @@ class TextGenerationPipeline:
         is the base model, and so is None, unless there is one adapter alone. `chat`: each text is
         what a user says, put into the model's chat template.
         `is_sample_acceleration` says that the model itself chooses the likeliest token: sampling
-        with it is a ConfigError. The answer of a chat stands alone, without what was asked.
+        with it is a ConfigError. The answer of a chat comes without the question.
         """
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         for index, text in enumerate(texts):

@@ -60,7 +60,7 @@ class TextStreamer:
             self.on_finalized_text(text)
 
     def end(self) -> None:
-        """The sequence is over: what was held back is given out."""
+        """The sequence is over: release the text that was held back."""
         rest = self._decoder.finish()
         self._decoder = StreamDecoder(self._tokenizer.core, self._skip_special_tokens)
         self._at_prompt = True
@@ -131,7 +131,7 @@ class SequentialStream:
             self._end()
 
     def close(self) -> None:
-        """End what has begun: whoever waits for the text must not wait for ever."""
+        """End a sequence that has begun, so that readers of its text do not wait for ever."""
         if self._now < len(self._prompts):
             self._streamer.end()
 

@@ -91,7 +91,7 @@ class LoraConfig(PetConfig):
 
 
 def build_parallel_config(config: MindFormerConfig) -> MindFormerConfig:
-    """Make an object of the section `parallel_config`. Raises ConfigError for what cannot be."""
+    """Make an object of the section `parallel_config`. Raises ConfigError for invalid settings."""
     from lite_runner.api.config import TransformerOpParallelConfig
 
     section = config.get("parallel_config") or {}

@@ -94,9 +94,9 @@ class GGUF:
     name: str = ""  # general.architecture; "": that of the architecture
     also: tuple[str, ...] = ()  # other names of it
     written: bool = True  # False: such files are read alone
-    # Where a tensor's rows are among its own of the file, in which fused ones follow each other.
+    # Order of a tensor's rows in its part of the file, where fused parts follow each other.
     rows: StoredRows = apart
-    # Where they are in the whole tensor that a file fuses with others in another order.
+    # Order of its rows in the whole fused tensor, where files interleave the parts.
     fused_rows: StoredRows = apart
     columns: StoredRows = apart  # and where its columns are, blocks of which are then floats
     # Metadata without the architecture prefix that no field of config.json is.
@@ -469,7 +469,7 @@ def by_expert(
     return found
 
 
-def undivided(model: Decoder) -> str:
+def unshardable(model: Decoder) -> str:
     """The reason why tensor-parallel ranks cannot share a model; empty if they can."""
     if model.learned_keys:
         return "has learned keys, which are not sharded yet"

@@ -63,7 +63,7 @@ NAMES: Names = {
 
 
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
-    """Without multi-query attention q, k and v of each head lie together."""
+    """Without multi-query attention q, k and v of each head are adjacent."""
     by_head = model.n_kv_heads == model.num_heads and parameter.role in ("query", "key", "value")
     return row_order.interleaved(row_order.by_head if by_head else stacked)(parameter, model)
 
@@ -179,7 +179,7 @@ class ChatGLM2Settings(DecoderSettings):
     qkv_has_bias: bool
     add_bias_linear: bool = False  # all linear layers but the head have a bias
     rmsnorm: bool = True  # false: LayerNorm
-    post_layer_norm: bool = True  # whether there is a norm before the head
+    post_layer_norm: bool = True  # a norm before the head
 
     def errors(self) -> Iterator[Error]:
         heads, groups = self.num_heads, self.multi_query_group_num

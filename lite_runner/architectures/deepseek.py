@@ -308,7 +308,7 @@ def _mindformers(section: type[DeepseekSettings], architecture: str) -> MindForm
 
 
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
-    """The two of each rotation lie side by side, but for some V3."""
+    """The two of each rotation are adjacent, except in some V3."""
     latent = model.attention.latent
     if parameter.role not in ("query", "latent") or latent is None or not latent.interleaved:
         return None

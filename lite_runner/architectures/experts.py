@@ -235,7 +235,7 @@ MOE_NO_EFFECT = frozenset(
 
 
 def moe_config(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The name of the section of the experts in a yaml of MindFormers, and what it says."""
+    """The name and the contents of the section of the experts in a yaml of MindFormers."""
     for section in SECTIONS:
         found: Any = raw
         for name in section.split("."):

@@ -275,7 +275,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 
 
 def metadata(model: Decoder) -> dict[str, Any]:
-    """Of GGUF, what differs between layers."""
+    """The GGUF metadata that differs between layers."""
     every = [one.attention for one in model.blocks]
     full, local = (next(one for one in every if bool(one.window) == slides) for slides in (0, 1))
     assert local.rotary is not None

@@ -53,7 +53,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of a head, and what of it is rotated as a fraction."""
+    """The size of a head, and its rotated fraction."""
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
     return llama_like.infer_rotated_share(tensors, given) | {"head_dim": head_dim}
 

@@ -97,7 +97,7 @@ def _recurrent(fields: Fields, sizes: dict[str, Any]) -> Recurrent:
 
 
 def check_limit(fields: Fields) -> None:
-    """Raise ArtifactError where rates have a bound, which nobody computes with."""
+    """Raise ArtifactError if rates have a bound, which no implementation applies."""
     limit = fields.raw.get("time_step_limit")
     # As transformers writes it, and Python.
     if limit not in (None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]):

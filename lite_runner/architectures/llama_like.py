@@ -70,7 +70,7 @@ PARTIAL_KEYS = {
     "num_attention_heads": "attention.head_count",
     "partial_rotary_factor": "rope.dimension_count",
 }
-# Where llama.cpp calls the norm before the feed-forward network as Hugging Face does.
+# For models whose norm before the feed-forward network llama.cpp names as Hugging Face does.
 POST_ATTENTION_NORM: Names = {
     "feed_forward_norm": dataclasses.replace(
         NAMES["feed_forward_norm"], gguf="blk.{}.post_attention_norm"

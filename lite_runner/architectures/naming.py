@@ -202,7 +202,7 @@ class Parameter:
     hugging_face: str  # as transformers saves a ...ForCausalLM
     gguf: str = ""  # llama.cpp's name; "": it does not support the architecture
     layout: Layout = "plain"
-    part: int | None = None  # which of q, k and v, or of gate and up, where the source fuses them
+    part: int | None = None  # index among q, k and v, or gate and up, where the source fuses them
     rotary_heads: int = 0  # heads whose rows llama.cpp permutes for its rotary embedding
     role: Role | None = None  # None: of a custom network
     layer: int | None = None

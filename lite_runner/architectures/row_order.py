@@ -41,7 +41,7 @@ def _rotated_heads(parameter: Parameter, model: Decoder) -> int:
 
 
 def interleaved(rows: StoredRows) -> StoredRows:
-    """As `rows`, and the two of each rotation of q and k lie side by side."""
+    """As `rows`, and the two of each rotation of q and k are adjacent."""
 
     def of(parameter: Parameter, model: Decoder) -> Rows | None:
         stored, heads = rows(parameter, model), _rotated_heads(parameter, model)

@@ -58,7 +58,7 @@ class Settings:
     """Settings in `model.model_config` of every model."""
 
     type: str  # MindFormers' config class
-    checkpoint_name_or_path: InputPath  # where the weights are, unless load_checkpoint says
+    checkpoint_name_or_path: InputPath  # source of the weights, unless load_checkpoint is given
     compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
     use_past: bool  # keep keys and values between steps
     is_sample_acceleration: bool  # an exported graph chooses the likeliest token itself

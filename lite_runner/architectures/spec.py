@@ -58,7 +58,7 @@ class Rotary:
 
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
-    dims: int | None = None  # how many of a head's dimensions are rotated; None: all
+    dims: int | None = None  # rotated dimensions of a head; None: all
     proportional: bool = False  # frequencies are those of a whole head, which the first pairs have
     # The first half of the pairs is rotated by a token's position, the second by its block
     # position: see positions.py. The tables are float16, as ChatGLM was trained.
@@ -280,7 +280,7 @@ class Decoder:
     seq_length: int  # longest context, in tokens
     blocks: tuple[Block, ...]
     norm: Norm | None  # final norm, before the head
-    tie_word_embeddings: bool  # whether the head is the embedding
+    tie_word_embeddings: bool  # the head is the embedding
     learned_positions: bool = False  # position embedding [seq_length, hidden_size]
     position_offset: int = 0  # rows of it before that of the first token
     embedding_norm: Norm | None = None
@@ -291,7 +291,7 @@ class Decoder:
     normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
     side: LayerInputs | None = None
-    # Of a layer that predicts a further token, by itself: its input is a matrix of the normed
+    # Of a multi-token prediction layer by itself: its input is a matrix of the normed
     # embedding of a token and the normed hidden state of the one before. The embedding and the head
     # are those of the model that it belongs to.
     joins: Norm | None = None

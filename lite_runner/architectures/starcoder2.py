@@ -21,7 +21,7 @@ from lite_runner.architectures.settings import RotarySettings
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
 from lite_runner.records import Positive, dataclass
 
-EXACT_GELU = "gelu"  # what transformers calls it
+EXACT_GELU = "gelu"  # transformers' name of it
 _LAYER = "model.layers.{}"
 NAMES: Names = {
     **{role: name for role, name in llama_like.NAMES.items() if role != "gate"},

@@ -87,7 +87,7 @@ class BlockPool:
         return self._held[slot] == self.front
 
     def usable(self, slot: int, length: int) -> int:
-        """So many first tokens of a slot, or 0 where what the next one sees was given back."""
+        """Usable first tokens of a slot; 0 if blocks that the next one attends to were freed."""
         if not self.window:
             return length
         first = max(0, length + 1 - self.window) // self.block
@@ -115,7 +115,7 @@ class BlockPool:
         return True
 
     def writable(self, slot: int, start: int, end: int) -> bool:
-        """True if a slot alone has the blocks of these tokens, and of what they see."""
+        """True if a slot alone has the blocks of these tokens, and of those they attend to."""
         held, last = self._held[slot], self._end(end)
         if last > len(held) or self.usable(slot, start) < start:
             return False
@@ -133,14 +133,14 @@ class BlockPool:
                 raise ValueError(
                     f"slot {slot}: got token {start}, but the blocks that it attends to were freed"
                 )
-            self.release(slot, end)  # what was behind would be too many
+            self.release(slot, end)  # otherwise there might be too many
             held = self._held[slot]
             self._seen[slot] = max(0, min(start, end - self._step) + 1 - self.window)
         for index in range(min(first, len(held)), self._end(end)):
             if index < len(held) and self._users[held[index]] == 1:
                 continue
             if not self._free:
-                self._give_back()
+                self._free_blocks()
             if not self._free:
                 raise ValueError(f"slot {slot}: got token {end - 1}, but no block is free")
             block = self._free.pop()
@@ -171,7 +171,7 @@ class BlockPool:
         self._leave(held)
         self._seen[slot] = max(0, min(self._seen[slot], length + 1 - self.window))
 
-    def _give_back(self) -> None:
+    def _free_blocks(self) -> None:
         """Free blocks of tokens that are before a slot's window: of the slot with the most."""
 
         def passed(slot: int) -> list[int]:
@@ -208,5 +208,5 @@ class BlockPool:
 
 
 def window_blocks(window: int, step: int, block: int) -> int:
-    """Most blocks of what `step` tokens see that are written at once."""
+    """Most blocks that `step` tokens attend to and that are written at once."""
     return 1 + (window + step + block - 3) // block

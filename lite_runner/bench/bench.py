@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.bench.charts import check_available, figures_chart, ratios_chart
-from lite_runner.bench.options import BenchOptions, CellJob, CellSettings, from_plain, why_left_out
+from lite_runner.bench.options import BenchOptions, CellJob, CellSettings, from_plain, skip_reason
 from lite_runner.bench.report import (
     FIGURES,
     Cell,
@@ -32,15 +32,15 @@ PROGRAM = "lite_runner.bench.cell"
 
 
 def check(options: BenchOptions, context: int) -> None:
-    """Check early what would fail after hours, for a model of `context` positions.
+    """Check early for errors that would come after hours, for a model of `context` positions.
 
     Raises ConfigError where no cell can be measured or none can be compared, EnvironmentFault where
     charts cannot be drawn.
     """
     cells = list(options.cells())
-    measured = [cell for cell in cells if not why_left_out(cell, context)]
+    measured = [cell for cell in cells if not skip_reason(cell, context)]
     if not measured:
-        reasons = dict.fromkeys(why_left_out(cell, context) for cell in cells)
+        reasons = dict.fromkeys(skip_reason(cell, context) for cell in cells)
         raise ConfigError(
             f"bench: no cell is left to measure: {'; '.join(reasons)}",
             "choose others with bench.prompt=, bench.new=, bench.batch= and bench.adapters=",
@@ -52,7 +52,7 @@ def check(options: BenchOptions, context: int) -> None:
 
 
 def described(options: BenchOptions, context: int) -> list[str]:
-    """A line per cell: what would be measured, or why not."""
+    """A line per cell: its settings, or the reason why it is left out."""
     return [_described(cell, context) for cell in options.cells()]
 
 
@@ -95,7 +95,7 @@ def write(report: Report, model: str, folder: RunFolder, *, charts: bool) -> str
 
 
 def _described(cell: CellSettings, context: int) -> str:
-    why = why_left_out(cell, context)
+    why = skip_reason(cell, context)
     return f"{cell}: left out, {why}" if why else str(cell)
 
 
@@ -109,7 +109,7 @@ def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
     with progress.step("bench", len(jobs), "cells") as step:
         for place, job in enumerate(jobs, 1):
             progress.status(f"cell {place} of {len(jobs)}: {job.settings}")
-            if why := why_left_out(job.settings, context):
+            if why := skip_reason(job.settings, context):
                 cell = Cell(settings=job.settings, left_out=why)
             else:
                 cell, backend = _measured(job)
@@ -154,7 +154,7 @@ def _line(cell: Cell) -> str:
 
 
 def this_machine() -> Machine:
-    """The processor, and what this process may use of it."""
+    """The processor, and the share that this process may use."""
     import psutil  # type: ignore[import-untyped]
 
     return Machine(

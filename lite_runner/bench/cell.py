@@ -180,7 +180,7 @@ def answer(job: Any) -> dict[str, Any]:
 
 
 def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:
-    """The figures over repetitions, and what loading and warm-up took at most, in MiB."""
+    """The figures over repetitions, and the peak memory of loading and warm-up, in MiB."""
     backend, work = loaded.backend, loaded.work
     adapters = None if work.adapters is None else work.adapters.of_prompts
     backend.prepare()
@@ -197,12 +197,12 @@ def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backend, and what it is to compute."""
+    """A backend, and its job."""
 
     backend: Backend
     choice: str  # its name, with the reason
     work: Job
-    quant: str  # how the weights are held
+    quant: str  # the type of the weights
     exported: bool  # just now: the cache had no exported model
 
 

@@ -48,7 +48,7 @@ class CellSettings:
 AXES = tuple(field.name for field in fields(CellSettings))  # outermost first, as cells are ordered
 
 
-def why_left_out(settings: CellSettings, context: int) -> str:
+def skip_reason(settings: CellSettings, context: int) -> str:
     """The reason to skip a cell of a grid with a model of `context` positions; "": none."""
     if settings.length > context:
         return f"{settings.length} tokens do not fit the model's context of {context}"

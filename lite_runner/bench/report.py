@@ -97,7 +97,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell of the grid: what was measured, or why nothing was."""
+    """One cell of the grid: its measurements, or the reason why there are none."""
 
     settings: CellSettings
     measured: Measured | None = None
@@ -291,7 +291,7 @@ def table(report: Report) -> str:
 
 
 def document(report: Report, model: str) -> str:
-    """All of bench.md: the table, and what it was measured on and with."""
+    """All of bench.md: the table, the machine and the versions."""
     machine = report.machine
     memory = f"{machine.memory_mib / 1024:.0f} GiB"
     lines = [

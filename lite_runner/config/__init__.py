@@ -331,7 +331,7 @@ def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
 
 
 def accepts(annotation: Any, kind: Any) -> bool:
-    """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
+    """True if an annotation takes a `kind` (str, tuple, Mapping, NoneType)."""
     plain = (_plain(member) for member in members_of(annotation))
     return any(kind in (member, get_origin(member)) for member in plain)
 

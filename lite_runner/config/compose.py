@@ -382,7 +382,7 @@ def _may_be_export(setting: Setting, models: Collection[str]) -> bool:
 
 def _name_weights(composed: Composed) -> None:
     """Resolve a model's name in load_checkpoint, MindFormers' way to name its published weights;
-    those that lie in checkpoint_download/ are taken from there."""
+    those in checkpoint_download/ are taken from there."""
     raw, settings = composed.raw, composed.section("model.model_config")
     name = raw.get("load_checkpoint")
     if name in options_of("model", composed.folders) and not exists(name):
@@ -513,7 +513,7 @@ def _looked_for(name: str) -> str:
     return f"model: got {show(name)}, but there is no such file or folder{hint}"
 
 
-def kept(config: RunConfig) -> dict[str, Any]:
+def portable(config: RunConfig) -> dict[str, Any]:
     """Plain data of a config with absolute paths, valid from any folder."""
     raw = config.to_dict()
     for key, kind, value in paths_of(config):

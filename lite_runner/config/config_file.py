@@ -229,7 +229,7 @@ def _without_file(paths: Sequence[str], models: Collection[str]) -> str:
 def with_own_groups(
     line: CommandLine, folders: Sequence[Path], errors: list[Invalid]
 ) -> tuple[CommandLine, dict[str, str]]:
-    """A line without the options of the user's own groups (+GROUP=OPTION), which stand beside it.
+    """A line without the options of the user's own groups (+GROUP=OPTION), which are returned too.
     What they choose of our groups is as if it were typed before the rest."""
     own: dict[str, str] = {}
     groups = own_groups(folders)
@@ -294,7 +294,7 @@ def blended(
 OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
 ASCEND_ONLY = tuple(f"context.{key}" for key in ASCEND_KEYS)
 MINDFORMERS_LOGS = "output/msrun_log"  # of the ranks that msrun starts
-# Where run_mode=export of run_mindformer writes the graphs.
+# Paths of the graphs that run_mode=export of run_mindformer writes.
 MINDFORMERS_EXPORT = {
     "prefill_model_path": "mindir_full_checkpoint",
     "increment_model_path": "mindir_inc_checkpoint",
@@ -311,7 +311,7 @@ _SAID_BY_OPTION: Mapping[str, Collection[str]] = {
 }
 _OF_A_MODEL = ("model.", "trainer.", "processor.")  # defaults too
 _SETTINGS = "model.model_config"
-# Keys, and those that take precedence over them: where only the first is typed, a file's others
+# Keys, and those that take precedence over them: if only the first is typed, a file's others
 # are open again.
 _PRECEDENCE: Mapping[str, Collection[str]] = {
     **{

@@ -218,14 +218,14 @@ def stop_texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-def asked_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def structured_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of structured output that are set among `given`, those of a run or of a prompt."""
     return {name: value for name in STRUCTURED_KEYS if (value := given.get(name)) is not None}
 
 
 def structured_errors(options: GenerationConfig, asked: Mapping[str, Any]) -> Iterator[Invalid]:
     """Validation errors of malformed grammars, and of `options` that do not go with one; `asked`:
-    see `asked_of`."""
+    see `structured_options`."""
     for name, kind in (
         ("response_format", _ResponseFormat),
         ("guided_json", Mapping[str, object]),
@@ -392,7 +392,7 @@ def _logits(config: ExportedOptions, options: GenerationConfig) -> Iterator[Inva
 def _structured(
     config: ExportedOptions, options: GenerationConfig, given: Mapping[str, Any]
 ) -> Iterator[Invalid]:
-    asked = asked_of(given) or asked_of(vars(config))
+    asked = structured_options(given) or structured_options(vars(config))
     if not asked:
         return
     yield from structured_errors(options, asked)

@@ -37,7 +37,7 @@ def _parser() -> OverridesParser:
 
 
 def _parse(text: str) -> Override:
-    """Raises ValueError with one line that says what cannot be read."""
+    """Raises ValueError with one line that names the part that cannot be read."""
     try:
         return _parser().parse_override(f"key={text}")
     except RecursionError:
@@ -222,9 +222,9 @@ def _each(
                     changed = [walk(f"{prefix}{i}", entry) for i, entry in enumerate(value)]
                 seen[id(value)] = changed
             return seen[id(value)]
-        return told(key, value) if isinstance(value, kind) else value
+        return resolved(key, value) if isinstance(value, kind) else value
 
-    def told(key: str, value: Any) -> Any:
+    def resolved(key: str, value: Any) -> Any:
         if "${" not in str(value):
             return value
         from omegaconf.errors import OmegaConfBaseException

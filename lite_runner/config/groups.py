@@ -1,4 +1,4 @@
-"""The config groups: conf/, folders of the user's own, and what Hydra composes of them."""
+"""The config groups: conf/, the user's own folders, and their composition by Hydra."""
 
 from __future__ import annotations
 

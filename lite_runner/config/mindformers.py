@@ -472,7 +472,7 @@ def _translate_quantization(given: Any, modules: Collection[str], result: Transl
 
 
 def _is_alike(policy: Any, given: Mapping[str, Any]) -> bool:
-    """True if a layer's own policy of quantization is what all layers have here."""
+    """True if a layer's own policy of quantization equals that of all layers."""
     types = ("weight_dtype", "activation_dtype", "kvcache_dtype")
     return (
         isinstance(policy, Mapping)

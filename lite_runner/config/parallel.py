@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from lite_runner.architectures import custom_network, undivided
+from lite_runner.architectures import custom_network, unshardable
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
@@ -164,7 +164,7 @@ def division_errors(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
             " lite_runner.register(..., shard=) says it",
         )
         return
-    if ranks > 1 and (why := undivided(model)):
+    if ranks > 1 and (why := unshardable(model)):
         yield Invalid(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: {model.architecture} {why}",

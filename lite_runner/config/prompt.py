@@ -11,7 +11,7 @@ from lite_runner.config.generation import (
     GenerationConfig,
     RequestOptions,
     StructuredOptions,
-    asked_of,
+    structured_options,
 )
 from lite_runner.errors import ConfigError
 from lite_runner.records import Seed, dataclass
@@ -57,7 +57,7 @@ class Request(RequestOptions, StructuredOptions):
     @property
     def structured(self) -> dict[str, Any]:
         """Its own options of structured output, which replace the run's."""
-        return asked_of(vars(self))
+        return structured_options(vars(self))
 
     def options(self, shared: GenerationConfig) -> GenerationConfig:
         """Its generation options: its own, else the run's."""
@@ -109,7 +109,7 @@ def is_prompt(value: Any) -> bool:
 def requests_of(items: Sequence[Item]) -> list[Request]:
     """The requests that a list means: each item is one, but {role, content} alone make one chat.
 
-    Raises ValueError where messages and prompts stand side by side.
+    Raises ValueError if a list mixes messages and prompts.
     """
     messages = [item for item in items if isinstance(item, Message)]
     if messages and len(messages) < len(items):

@@ -504,7 +504,7 @@ def _split_lines(config: GenerateOptions, lines: Sequence[str]) -> list[Request]
 
 
 def with_seed(config: Config) -> Config:
-    """`config` with a seed to sample by. One that nobody gave is drawn, and the run written with it
+    """`config` with a seed to sample by. If none is given it is drawn, and the run written with it
     repeats: random weights stay those that they were."""
     if config.seed is not None or not samples(config):
         return config

@@ -1,6 +1,6 @@
 """The sections of a run's config. Names are those of run_mindformer's yaml.
 
-The defaults stand in conf/; here are types, choices and ranges, and what some values mean: releases
+The defaults are in conf/; here are types, choices and ranges, and what some values mean: releases
 of MindFormers, settings of an Ascend card, timeouts of HCCL.
 """
 
@@ -470,15 +470,15 @@ class AscendSettings:
             settings = {name: _typed(value) for name, value in settings.items()}
         return cls(context.max_device_memory, settings)
 
-    def asked(self) -> list[str]:
+    def given_keys(self) -> list[str]:
         """The keys that are set."""
         return [key for key in ASCEND_KEYS if getattr(self, key)]
 
     def no_effect(self, device: str) -> str:
         """A note where settings are set that `device` has no use for; "" elsewhere."""
-        if device == "Ascend" or not self.asked():
+        if device == "Ascend" or not self.given_keys():
             return ""
-        return f"context ({', '.join(self.asked())}): for Ascend; this runs on {device}"
+        return f"context ({', '.join(self.given_keys())}): for Ascend; this runs on {device}"
 
 
 def _typed(value: Any) -> Any:

@@ -285,7 +285,7 @@ class _Job:
         return RunnerError("\n".join(lines), hint)
 
     def _failed(self, failure: Event) -> RunnerError:
-        """The error that the rank sent or, without one, what msrun logged."""
+        """The error that the rank sent or, without one, msrun's log."""
         if not failure.message:
             return self._lost(failure)
         kind = _KINDS.get(failure.exit_code, RunnerError)
@@ -319,7 +319,9 @@ class _Job:
         if lacking := memory.killed(code, self.kills_before):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
             lines[0] += f"; {lacking}"
-        elif code == -signal.SIGABRT and memory.says_so(tail(self._log(f"worker_{rank}"))):
+        elif code == -signal.SIGABRT and memory.reports_out_of_memory(
+            tail(self._log(f"worker_{rank}"))
+        ):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
         return kind("\n".join([*lines, *self._log_lines(self._log(f"worker_{rank}"))]), hint)
 
@@ -403,7 +405,7 @@ def scheduler_of(msrun: int) -> psutil.Process | None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """True for a process that is gone or a zombie."""
+    """True for a process that has ended or is a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

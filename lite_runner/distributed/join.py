@@ -96,7 +96,7 @@ def join(
 
     set_device(device, device_id)
     rank, size = collectives.join(member.name)
-    os.environ.update(RANK_ID=str(rank), DEVICE_ID=str(device_id))  # where unset so far
+    os.environ.update(RANK_ID=str(rank), DEVICE_ID=str(device_id))  # if unset so far
     if lock is None and not launched:
         assert member.scheduler is not None
         lock = RankLock(f"{member.scheduler.host}:{member.scheduler.port}", rank)
@@ -228,7 +228,7 @@ def _lock(file: int, kind: int) -> bool:
 
 
 def _own_folder() -> Path:
-    """The folder of this user's jobs, which nobody else may enter."""
+    """The folder of this user's jobs, which other users cannot enter."""
     folder = Path(tempfile.gettempdir()) / f"lite_runner-ranks-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -38,7 +38,7 @@ class StopFlags:
             shared = mmap.mmap(file.fileno(), 0)
         # Aligned, so that reads and writes of a number are atomic.
         self._numbers = memoryview(shared).cast("q")
-        self.requested_here = False  # whether Ctrl-C reached this process
+        self.requested_here = False  # Ctrl-C reached this process
 
     @classmethod
     def create(cls, path: Path, ranks: int) -> StopFlags:

@@ -1,1 +1,1 @@
-"""Diagnostics of this machine: each check says what it found and the command that mends it."""
+"""Diagnostics of this machine: each check reports a finding and the command that fixes it."""

@@ -1,4 +1,4 @@
-"""A check, what it finds, and how the findings of several are told."""
+"""A check, its finding, and a report of several findings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Check:
     look: Callable[[], Finding]
 
     def finding(self) -> Finding:
-        """Look, whatever is broken. Raises KeyboardInterrupt only."""
+        """Run the check; any error becomes a finding. Raises KeyboardInterrupt only."""
         try:
             return self.look()
         except RunnerError as error:
@@ -58,7 +58,7 @@ def examine(checks: Iterable[Check]) -> Iterator[tuple[str, Finding]]:
 
 
 def as_text(name: str, finding: Finding) -> str:
-    """A finding as lines: the status first, what would mend it below."""
+    """A finding as lines: the status first, the remedy below."""
     expected = f", expected {finding.expected}" if finding.status != "ok" else ""
     first, *more = finding.found.splitlines() or [""]
     lines = [

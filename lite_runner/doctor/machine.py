@@ -133,7 +133,7 @@ def package(wanted: Requirement) -> Finding:
 
 
 def unknown() -> Finding:
-    """No metadata says what is required."""
+    """The finding if no metadata names requirements."""
     found = "lite-runner itself is not installed here, so what it requires is not known"
     return Finding("warn", found, remedy=f"{sys.executable} -m pip install . (in its checkout)")
 
@@ -181,7 +181,7 @@ def output_disk(output_dir: Path) -> Finding:
 
 
 def cache_disk(cache_dir: Path) -> Finding:
-    """The cache can be written; what is cached can be read without."""
+    """Check that the cache can be written; reading it needs no more."""
     finding = _disk(
         cache_dir.absolute(), "export LITE_RUNNER_CACHE=FOLDER, one that can be written"
     )
@@ -228,7 +228,7 @@ def cache_size(limit: str | None) -> Finding:
 
 
 def cached(*folders: Path) -> Finding:
-    """The size of what lies in folders of the cache. Emptying them costs time, nothing else."""
+    """The size of the cache's folders. Emptying them costs time, nothing else."""
     there = [folder for folder in folders if os.access(folder, os.R_OK | os.X_OK)]
     size = sum(map(folder_size, there))
     if not size:

@@ -202,7 +202,7 @@ class TaskReport:
 
 
 class TaskRun:
-    """The samples of a run and what has been found of them."""
+    """The samples of a run and their results."""
 
     def __init__(
         self, samples: Sequence[Sample], tokenizer: Tokenizer, ends: Sequence[int], folder: Path

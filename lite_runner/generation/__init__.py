@@ -264,7 +264,7 @@ class Engine:
             for request in requests:
                 run.add(request)
             for events in self.run(interrupted=interrupted):
-                run.events = events  # nothing is called before they are stored
+                run.events = events  # no callback before they are stored
                 if timing.time_to_first_token_s is None and events:
                     timing.time_to_first_token_s = time.perf_counter() - began
                 run.process()

@@ -234,7 +234,7 @@ class Beams:
         return [(index, self._tokens[index]) for index in self.running()]
 
     def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
-        """None: what a beam continues changes with each token."""
+        """None: the text that a beam continues changes with each token."""
         return [[] for _ in self.running()]
 
     def advance(

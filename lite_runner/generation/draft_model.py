@@ -31,7 +31,7 @@ _BEHIND = 2 * MOST_DRAFTED  # tokens that are prefilled whatever that costs
 
 
 class ModelRate:
-    """The rate of acceptance of what a model drafts, in all sequences."""
+    """The acceptance rate of a draft model, over all sequences."""
 
     rate = _FIRST_RATE
 
@@ -204,7 +204,7 @@ class DraftModel(ModelRate):
             if count < 1 or len(admitted) == info.slots or max(new) >= info.vocab_size:
                 continue
             if sequence.behind and (reads or self._cost.credit < 0):
-                continue  # one at a time: what it costs is known in the next step
+                continue  # one at a time: its cost is known in the next step
             if info.memory is not None:
                 needed = info.memory.blocks_of(len(sequence.text) + count)
                 if blocks + needed > info.memory.blocks:

@@ -74,7 +74,7 @@ class Completion:
     """One completion of a prompt."""
 
     prompt_index: int  # the request's number
-    return_index: int  # which of the prompt's num_return_sequences; beams: best first
+    return_index: int  # index among the prompt's num_return_sequences; beams: best first
     token_ids: list[int]  # generated tokens, without prompt and eos
     finish_reason: FinishReason
     score: float | None = None  # beams: log-probability over length ** length_penalty

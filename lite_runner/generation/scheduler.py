@@ -83,7 +83,7 @@ class Scheduler:
         self._backend, self._info, self._adapter_slots = backend, backend.info, backend.adapters
         info = self._info
         self._budget = info.budget if token_budget is None else token_budget
-        if info.windows is not None:  # what the first of more tokens see would be given back
+        if info.windows is not None:  # else blocks that the first tokens attend to would be freed
             self._budget = min(self._budget, info.budget)
         least = info.slots - 1 + info.chunk
         if self._budget < least:

@@ -49,7 +49,7 @@ class PromptLookup:
         self._text: list[int] = prompt.tolist()
         self._places: dict[tuple[int, int], int] = {}  # two tokens -> where they ended last
         self._earlier = [0, 0]  # of each place, where the two tokens before it ended before; 0: no
-        self._expected: list[int] = []  # what the newest match was followed by
+        self._expected: list[int] = []  # the tokens after the newest match
         self.rate = _FIRST_RATE
 
     def draft(self, most: int) -> list[int]:

@@ -30,7 +30,7 @@ from lite_runner.mindformers import tree
 from lite_runner.system import environment
 
 MODULE = "lite_runner.mindformers"
-# MindFormers' own scripts: where the file is missing, the one here that takes its flags.
+# MindFormers' own scripts, and ours that take the same flags if the file is missing.
 SCRIPTS = {
     "convert_weight.py",
     "export.py",

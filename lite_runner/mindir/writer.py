@@ -152,7 +152,7 @@ def rewrite_for_lite(path: Path) -> None:
         raise ArtifactError(f"{path}: already MindIR version {model.mind_ir_version}")
     try:
         _Rewriter(path, model).rewrite()
-    except (IndexError, KeyError, StopIteration) as error:  # what a node names is not there
+    except (IndexError, KeyError, StopIteration) as error:  # a node names a missing value
         raise ArtifactError(
             f"{path}: its nodes do not fit together: {error!r}", "export the model again"
         ) from error

@@ -42,8 +42,8 @@ class ModelFiles:
     seed: int  # of random weights
     exported: ExportedModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # layout of a sharded checkpoint that has no manifests
-    auto_trans: bool = False  # whether a checkpoint with another layout is resharded
-    verified: bool = False  # whether `verify` has been called, maybe by another process
+    auto_trans: bool = False  # reshard a checkpoint with another layout
+    verified: bool = False  # `verify` has been called, maybe by another process
     base: Decoder | None = None  # with an adapter: the model into which it is merged
     adapter: Adapter | None = None
     learned_keys: Mapping[str, LazyTensor] | None = None  # of the checkpoint: see learned_keys.py
@@ -150,7 +150,7 @@ class ModelFiles:
         files.tensors(ranks, vocab_parallel=vocab_parallel)
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """True if nothing has to be fetched."""
         return self.path is not None or self.exported is not None or self.source == RANDOM
 
@@ -160,7 +160,7 @@ class ModelFiles:
             return f"in the exported model {self.exported.folder}"
         if self.source == RANDOM:
             return RANDOM
-        if not self.is_here:
+        if not self.is_local:
             return f"{self.source}: would be fetched"
         return f"{self.source}: {readable(self.stored_bytes())} here"
 

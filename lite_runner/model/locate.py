@@ -363,7 +363,7 @@ def tokenizer_for_plan(
     ArtifactError."""
     if not dry_run:
         return tokenizer_of(source, files)
-    if not files.is_here:
+    if not files.is_local:
         return None
     try:
         return tokenizer_of(source, files, fetching=False)

@@ -65,7 +65,7 @@ class LoraInputs(nn.Cell):
 
 
 class NoLora(nn.Cell):
-    """In place of Lora where no layer is targeted. MindSpore parses the code of every cell anew, so
+    """In place of Lora if no layer is targeted. MindSpore parses the code of every cell again, so
     this is short."""
 
     def __init__(self, layers: int) -> None:

@@ -24,7 +24,7 @@ class TensorParallel:
 
     ranks: Ranks
     group: str  # communication group: the ranks of this replica
-    gathers: bool  # whether AllGather works in the group; on CPU only in the world group
+    gathers: bool  # AllGather works in the group; on CPU only in the world group
     vocab_parallel: bool  # False: embedding and head are replicated
 
     def heads(self, local: int) -> slice:

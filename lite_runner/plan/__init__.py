@@ -146,7 +146,7 @@ def fit(
     structured: Mapping[str, Any],
 ) -> Job:
     """The job for prompts in token ids; `structured`: the grammar of those without their own, see
-    `asked_of`. Raises ConfigError for prompts that do not fit the context."""
+    `structured_options`. Raises ConfigError for prompts that do not fit the context."""
     context = files.model.seq_length
     each = options_of(generation, requests, len(tokens))
     if truncate == "left":

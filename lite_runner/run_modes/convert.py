@@ -42,7 +42,7 @@ _NOT_THEIRS = ("huggingface", "peft", "gguf")  # formats that MindFormers does n
 
 @dataclass(frozen=True)
 class ConvertMindFormers:
-    release: str | float | None  # null: what is written is for every release
+    release: str | float | None  # null: the output is for every release
 
     def errors(self) -> Iterator[Invalid]:
         """A release that is none."""
@@ -71,7 +71,7 @@ class Config(AdapterOptions, OverwriteOptions):
 
     @property
     def release(self) -> Release:
-        """The release of MindFormers that is to read what is converted. Raises ValueError."""
+        """The release of MindFormers that is to read the converted files. Raises ValueError."""
         return Release.of(self.mindformers.release if self.mindformers else None)
 
 

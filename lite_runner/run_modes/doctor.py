@@ -53,7 +53,7 @@ class Config(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions)
 
 
 def errors(config: Config) -> Iterator[Invalid]:
-    """None: the checks report what is wrong."""
+    """None: the checks report errors."""
     yield from ()
 
 
@@ -92,7 +92,7 @@ def run(plan: Plan, folder: None) -> None:
 def _files(config: Config) -> Finding:
     """All tensors exist, in the shapes of the model."""
     found = locate_cached(config.source)
-    if not found.is_here:
+    if not found.is_local:
         return Finding("warn", f"{found.source}: not downloaded yet", remedy=FETCHED)
     if found.exported is not None:
         return Finding("ok", found.location())
@@ -103,7 +103,7 @@ def _files(config: Config) -> Finding:
 def _tokenizer(config: Config) -> Finding:
     """The tokenizer loads, and decodes a text that it has encoded."""
     found = locate_cached(config.source)
-    if not found.is_here:
+    if not found.is_local:
         return Finding("warn", "not downloaded yet", remedy=FETCHED)
     loaded = tokenizer_of(config.tokenizer, found, fetching=False)
     ids = loaded.encode(_SAMPLE)

@@ -51,5 +51,5 @@ def plan(config: Config) -> Plan:
 
 
 def run(plan: Plan, folder: RunFolder | None) -> None:
-    """Report what was downloaded."""
+    """Report the downloaded files."""
     progress.text(plan.text())

@@ -19,7 +19,7 @@ from lite_runner.config.backend_checks import (
     without_mindformers,
 )
 from lite_runner.config.checks import adapter_errors, fits_model, offline_errors, strategy_errors
-from lite_runner.config.compose import kept
+from lite_runner.config.compose import portable
 from lite_runner.config.generation import GenerationConfig, beyond_context
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
@@ -106,7 +106,7 @@ def window_errors(config: Config, model: Decoder) -> Iterator[Invalid]:
 
 
 def check_model(config: Config, model: Decoder) -> None:
-    """Raises ConfigError with what of the config does not fit the model."""
+    """Raises ConfigError for settings that do not fit the model."""
     raise_errors([*fits_model(config, model), *window_errors(config, model)])
 
 
@@ -243,7 +243,7 @@ def _run_tasks(plan: TaskPlan, folder: RunFolder, began: float) -> None:
     config, files, tokenizer = plan.config, plan.model, plan.tokenizer
     assert isinstance(config, Config) and tokenizer is not None
     if config.eval.resume:
-        check_same_model(Path(config.eval.resume).expanduser(), kept(config))
+        check_same_model(Path(config.eval.resume).expanduser(), portable(config))
     job = plan.work
     with closing(Engine(open_planned(plan))) as engine, explained_nonfinite(files):
         load_s = plan.seconds + time.perf_counter() - began

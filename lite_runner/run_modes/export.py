@@ -141,7 +141,7 @@ def plan(config: Config) -> Plan:
 def _job_and_paths(
     config: Config, files: ModelFiles, ranks: Ranks
 ) -> tuple[ExportJob, OutputPaths]:
-    """Raises ConfigError where something stands at the paths."""
+    """Raises ConfigError if the paths exist already."""
     export = job_of_export(config.settings, files, ranks, slots=config.predict_batch_size or 1)
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()

@@ -250,7 +250,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         trainer.resume(checkpoint)
         progress.note(f"resumed after step {trainer.done} of {trainer.steps}: {checkpoint}")
     elif saved is not None:
-        trainer.go_on(saved.step, (saved.first, saved.second))
+        trainer.resume_from(saved.step, (saved.first, saved.second))
         progress.note(
             f"resumed after step {trainer.done} of {trainer.steps}: {saved.path}, with the moments"
             " of its optimizer; the order of examples is this program's"
@@ -334,7 +334,7 @@ def _train(
         ):
             event_log.write(header())
             while True:
-                with deferred():  # what a step has changed is whole
+                with deferred():  # the changes of a step are complete
                     step = next(stepping, None)
                     if step is None:
                         break
@@ -521,7 +521,7 @@ def _weights(
 
 
 def _learned(model: Decoder, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The weights that have gradients: what only chooses experts has none."""
+    """The weights that have gradients: those that only choose experts have none."""
     fixed = {one.name for one in parameters(model) if one.role == "choice_bias"}
     return {name: array for name, array in weights.items() if name not in fixed}
 

@@ -15,7 +15,7 @@ from lite_runner.backends import RunOptions
 from lite_runner.config.checks import ComparedOptions, check_fits
 from lite_runner.config.checks import PredictOptions as Config
 from lite_runner.config.checks import predict_errors as errors
-from lite_runner.config.generation import asked_of, without_effect
+from lite_runner.config.generation import structured_options, without_effect
 from lite_runner.config.parallel import check_divides
 from lite_runner.config.prompt import Request, items_of
 from lite_runner.config.prompts import prompt_file, read_requests
@@ -106,7 +106,7 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
     data = config.predict_data
     if config.dry_run:  # without prompts: the plan for a short one
         data = data or " "
-    lines = config.adapter_lines and prompt_file(data) is not None  # which have their adapters
+    lines = config.adapter_lines and prompt_file(data) is not None  # such lines name their adapters
     if config.adapter_path and not lines:
         from lite_runner.model.adapters import only_adapter  # not for runs without
 
@@ -116,7 +116,7 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
     for idle in dict.fromkeys(without_effect(request.own) for request in requests):
         if idle:
             progress.note(f"prompts with options of their own: {idle}")
-    structured = asked_of(vars(config))
+    structured = structured_options(vars(config))
     grammars_of(structured, requests, len(requests))  # checked before anything is fetched
     if ranks.size > 1:
         names = tuple(request.adapter for request in requests) if config.adapter_path else None

@@ -107,7 +107,7 @@ class Config(OverwriteOptions):
 
     @property
     def calibration(self) -> Calibration | None:
-        """The settings of what a text calibrates; None for the nearest integers."""
+        """The settings of a calibration by a text; None for the nearest integers."""
         return self.quantize if self.quantize and self.quantize.method != "nearest" else None
 
     @property

@@ -20,7 +20,7 @@ from lite_runner.model.adapters import (
 )
 from lite_runner.plan import Plan
 from lite_runner.serving.engine import Stopped
-from lite_runner.serving.errors import ApiError, shortened, told
+from lite_runner.serving.errors import ApiError, client_message, shortened
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.state import OpenAdapter, Server
@@ -29,8 +29,8 @@ from lite_runner.system.memory import check_memory
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
 
-LOOK_S = 0.02  # how often an adapter that is to go is looked at
-POLL_S = 1.0  # how often a watched folder is
+LOOK_S = 0.02  # interval of checks whether an adapter is still in use
+POLL_S = 1.0  # interval of checks of a watched folder
 MOST_WATCHED = 1000  # adapters in it
 
 
@@ -58,7 +58,7 @@ async def load_lora(server: Server, body: LoadAdapter) -> str:
     try:
         await _add(server, name, lambda: open_adapter(name, body.lora_path))
     except (ArtifactError, ConfigError) as error:
-        raise ApiError(400, f"lora_path: {told(error)}", "lora_path") from None
+        raise ApiError(400, f"lora_path: {client_message(error)}", "lora_path") from None
     return f"Success: LoRA adapter '{name}' added successfully."
 
 
@@ -151,14 +151,14 @@ class FolderWatch:
         self._known: dict[str, AdapterFiles] = {}  # as they were loaded, or could not be
         self._seen: dict[str, AdapterFiles] = {}  # at the last look
         self._loaded: set[str] = set()  # by this
-        self.changing: dict[str, asyncio.Task[None]] = {}  # what a look has begun
+        self.changing: dict[str, asyncio.Task[None]] = {}  # tasks started by the last poll
         self._polling: asyncio.Task[None] | None = None
         self._told = ""  # of the folder itself
 
     async def start(self) -> None:
         """Load the adapters there, and poll for changes."""
         self._seen = await self._server.aside(self._found)
-        await self.look()
+        await self.poll()
         await asyncio.gather(*self.changing.values())
         self._polling = asyncio.create_task(self._poll())
 
@@ -168,11 +168,11 @@ class FolderWatch:
             if task is not None:
                 task.cancel()
 
-    async def look(self) -> None:
-        """Begin to load and unload what has changed."""
+    async def poll(self) -> None:
+        """Begin to load and unload changed adapters."""
         try:
             found = await self._server.aside(self._found)
-        except OSError as error:  # what is loaded stays
+        except OSError as error:  # loaded adapters stay
             self._tell(f"serve.watch_adapters={self._root}: {error.strerror or error}")
             return
         before, self._seen, server = self._seen, found, self._server
@@ -189,7 +189,7 @@ class FolderWatch:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            await self.look()
+            await self.poll()
 
     def _changed(self, name: str, task: asyncio.Task[None]) -> None:
         del self.changing[name]
@@ -212,7 +212,7 @@ class FolderWatch:
                     raise ConfigError(
                         f"there is a model {name} already", "give the folder another name"
                     )
-                if name in self._loaded:  # which stays where the new one is broken
+                if name in self._loaded:  # the old one stays if the new one is broken
                     register = await server.aside(partial(self._open, name, files))
                     await _remove(server, name)
                     await _add(server, name, lambda: register)

@@ -46,7 +46,7 @@ from lite_runner.serving.schemas import (
     TokenizeRequest,
     UnloadAdapter,
 )
-from lite_runner.serving.state import Gone, Server, or_gone
+from lite_runner.serving.state import Gone, Server, cancel_on_disconnect
 from lite_runner.serving.thinking import checked_kwargs
 from lite_runner.serving.tools import definitions
 from lite_runner.system.memory import return_freed
@@ -111,17 +111,17 @@ def guarded(app: ASGIApp, server: Guarded) -> ASGIApp:
 
 async def completions(request: Request) -> Response:
     make = partial(Completions, server_of(request))
-    return await answered(request, await made(request, CompletionRequest, make))
+    return await answered(request, await from_body(request, CompletionRequest, make))
 
 
 async def chat_completions(request: Request) -> Response:
     make = partial(ChatCompletion, server_of(request))
-    return await answered(request, await made(request, ChatRequest, make))
+    return await answered(request, await from_body(request, ChatRequest, make))
 
 
 async def messages(request: Request) -> Response:
     make = partial(MessagesCall, server_of(request))
-    return await answered(request, await made(request, MessagesRequest, make))
+    return await answered(request, await from_body(request, MessagesRequest, make))
 
 
 async def message_tokens(request: Request) -> Response:
@@ -131,12 +131,12 @@ async def message_tokens(request: Request) -> Response:
 
 async def responses(request: Request) -> Response:
     make = partial(ResponsesCall, server_of(request), owner=key_of(request))
-    return await answered(request, await made(request, ResponsesRequest, make))
+    return await answered(request, await from_body(request, ResponsesRequest, make))
 
 
 async def response_tokens(request: Request) -> Response:
     make = partial(ResponsesCall, server_of(request), owner=key_of(request))
-    call = await made(request, ResponsesRequest, make)
+    call = await from_body(request, ResponsesRequest, make)
     return JSONResponse(await call.count())
 
 
@@ -155,18 +155,18 @@ async def response_items(request: Request) -> Response:
 
 
 async def embeddings(request: Request) -> Response:
-    call = await made(request, EmbeddingRequest, partial(EmbeddingCall, server_of(request)))
+    call = await from_body(request, EmbeddingRequest, partial(EmbeddingCall, server_of(request)))
     await written(request)
     request.state.stats = call.stats
-    await or_gone(call.compute(), disconnected(request))
+    await cancel_on_disconnect(call.compute(), disconnected(request))
     return StreamingResponse(call.parts(), media_type="application/json")
 
 
 async def rerank(request: Request) -> Response:
-    call = await made(request, RerankRequest, partial(RerankCall, server_of(request)))
+    call = await from_body(request, RerankRequest, partial(RerankCall, server_of(request)))
     await written(request)
     request.state.stats = call.stats
-    return JSONResponse(await or_gone(call.whole(), disconnected(request)))
+    return JSONResponse(await cancel_on_disconnect(call.whole(), disconnected(request)))
 
 
 Call = Completions | ChatCompletion | MessagesCall | ResponsesCall
@@ -178,11 +178,11 @@ async def answered(request: Request, call: Call) -> Response:
     await written(request, call.replayed)
     request.state.stats = call.stats
     if not call.streams:
-        whole = await or_gone(call.whole(), disconnected(request))
+        whole = await cancel_on_disconnect(call.whole(), disconnected(request))
         return await server_of(request).aside_if(call.is_large, lambda: Json(whole))
     chunks = call.chunks()
-    # Before the status is sent: what cannot be done shows with the first output.
-    chunk = await or_gone(anext(chunks), disconnected(request))
+    # Before the status is sent: errors show with the first output.
+    chunk = await cancel_on_disconnect(anext(chunks), disconnected(request))
     first = await server_of(request).aside_if(call.is_large, lambda: event(chunk))
     return StreamingResponse(
         events(request, first, chunks, call.failed),
@@ -230,16 +230,18 @@ class Json(JSONResponse):
 
 async def models(request: Request) -> Response:
     server = server_of(request)
-    return told_models(request, [card(server, one) for one in (*server.names, *server.adapters)])
+    return models_response(
+        request, [card(server, one) for one in (*server.names, *server.adapters)]
+    )
 
 
 async def model(request: Request) -> Response:
     server, name = server_of(request), request.path_params["name"]
     server.adapter_of(name)
-    return told_model(request, card(server, name))
+    return model_response(request, card(server, name))
 
 
-def told_models(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
+def models_response(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
     """/v1/models in the protocol of the client."""
     if "anthropic-version" not in request.headers:
         return JSONResponse({"object": "list", "data": cards})
@@ -247,7 +249,7 @@ def told_models(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
     return JSONResponse({"data": list(map(_anthropics, cards)), **ends})
 
 
-def told_model(request: Request, card: dict[str, Any]) -> Response:
+def model_response(request: Request, card: dict[str, Any]) -> Response:
     """/v1/models/NAME in the protocol of the client."""
     return JSONResponse(_anthropics(card) if "anthropic-version" in request.headers else card)
 
@@ -362,7 +364,7 @@ def _traces() -> Path:
     return profiler.folder
 
 
-async def left(_: Request, __: Exception) -> Response:
+async def client_closed_request(_: Request, __: Exception) -> Response:
     """Nobody reads it."""
     return Response(status_code=499)
 
@@ -388,8 +390,8 @@ def _misaddressed(request: Request, status: int) -> str:
 
 
 HANDLERS = {
-    Gone: left,
-    ClientDisconnect: left,  # before the end of its body
+    Gone: client_closed_request,
+    ClientDisconnect: client_closed_request,  # before the end of its body
     ApiError: refused,
     Busy: refused,
     Stopped: refused,
@@ -427,10 +429,10 @@ def key_of(request: Request) -> str | None:
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
     """The body of a request. Raises ApiError."""
-    return await made(request, kind, lambda body: body)
+    return await from_body(request, kind, lambda body: body)
 
 
-async def made(request: Request, kind: type[Body], make: Callable[[Body], T]) -> T:
+async def from_body(request: Request, kind: type[Body], make: Callable[[Body], T]) -> T:
     """The result of `make` for the validated body of a request. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")

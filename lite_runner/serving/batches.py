@@ -31,7 +31,7 @@ from lite_runner.serving.server import open_server
 from lite_runner.serving.state import Server
 
 _MAX_SHOWN = 10  # lines that are wrong
-_RETRY_S = 0.2  # where the queue, or the memory, is full
+_RETRY_S = 0.2  # when the queue or the memory is full
 _HEAD = b'{"id":"batch_req_'  # of a line of answers
 
 
@@ -175,7 +175,7 @@ async def ask(app: ASGIApp, line: BatchLine) -> tuple[int, bytes]:
     async def receive() -> Message:
         if body:
             return {"type": "http.request", "body": body.pop()}
-        await asyncio.Event().wait()  # nobody leaves
+        await asyncio.Event().wait()  # no client that disconnects
         raise AssertionError
 
     async def send(message: Message) -> None:

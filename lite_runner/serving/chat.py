@@ -48,7 +48,7 @@ class ChatCompletion:
         """`fills`: with less room than asked for, the answer uses what there is. Raises ApiError
         for what cannot be done."""
         self._server, self._body, self._fills = server, body, fills
-        self.is_cut = False  # where the context ends
+        self.is_cut = False  # at the end of the context
         self._adapter = server.adapter_of(body.model)
         self._priority = server.priority_of(body.priority)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
@@ -77,7 +77,7 @@ class ChatCompletion:
             self._readers = [self._tools.reader() for _ in range(body.n or 1)]
 
     async def encode(self) -> list[int]:
-        """The token ids of the messages. Raises ApiError for what the template does not take."""
+        """The token ids of the messages. Raises ApiError for messages that the template refuses."""
         body = self._body
         generates = body.add_generation_prompt is not False
         tools = self._tools.definitions if self._tools is not None else None
@@ -145,7 +145,7 @@ class ChatCompletion:
         body, begun = self._body, False
         async with aclosing(self.parts()) as parts:
             async for output, (thought, text, calls) in parts:
-                if not begun:  # not earlier: what cannot be done is not begun
+                if not begun:  # not earlier: a refused request is not begun
                     begun = True
                     for index in range(body.n or 1):
                         head = self._chunk(index, {"role": "assistant", "content": ""})
@@ -176,7 +176,7 @@ class ChatCompletion:
         return await self._server.aside(lambda: prompt_logprobs(tokenizer, self._prompt, found))
 
     async def parts(self) -> AsyncGenerator[tuple[Piece | Ended, Part], None]:
-        """The outputs, and what of the thinking, the text and the calls each makes certain."""
+        """The outputs, and the parts of thinking, text and calls that each makes certain."""
         work = [(self._prompt, self._options)]
         special = self._thinking.keeps_special or (
             self._tools is not None and self._tools.keeps_special

@@ -46,7 +46,7 @@ from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.server import Planned, http_server, open_server, serve_until_stopped
-from lite_runner.serving.state import Gone, or_gone
+from lite_runner.serving.state import Gone, cancel_on_disconnect
 from lite_runner.system.files import parse_json
 from lite_runner.system.secret import read_key
 
@@ -155,7 +155,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's
     ) -> list[list[RunningReplica]]:
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # where none takes it
+        pending_request.routing_context.should_backoff = True  # if no replica takes it
         named = {one.replica_id.unique_id: one for one in candidate_replicas}
         # Requests that were sent and are not over; unknown where none was for some seconds.
         lengths = self.replica_queue_len_cache
@@ -166,7 +166,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's
 class AdapterFolders(NamedTuple):
     """The adapters that all replicas are to have."""
 
-    version: int  # how often they have changed
+    version: int  # number of changes
     folders: Mapping[str, str | None]  # by their names; None: it has been there from the start
 
 
@@ -212,7 +212,7 @@ class Replica:
             raise RuntimeError("the engine has failed")
 
     async def follow(self, adapters: AdapterFolders) -> None:
-        """Load and unload what others have while this replica was not there."""
+        """Load and unload the adapters that others have meanwhile."""
         async with self._following:
             if adapters.version <= self._adapters.version:
                 return
@@ -279,7 +279,7 @@ class Door:
         self._replicas = replicas
         self._adapters = AdapterFolders(0, dict.fromkeys(adapters))
         self._changing = asyncio.Lock()
-        self._running: set[Any] = set()  # what answers wait for
+        self._running: set[Any] = set()  # awaited by the answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -318,7 +318,7 @@ class Door:
         self._running.add(messages)
         try:
             left = disconnected(Request(scope, receive))
-            await or_gone(self._pass(messages, scope, receive, send), left)
+            await cancel_on_disconnect(self._pass(messages, scope, receive, send), left)
         except Gone:
             messages.cancel()
         finally:
@@ -340,7 +340,7 @@ class Door:
                     streams = headers.get("Content-Type", "").startswith("text/event-stream")
                 await send(message)
                 if message["type"] == "http.response.body" and not message.get("more_body"):
-                    return  # at once: what is received from now on is a disconnect
+                    return  # at once: the next message is a disconnect
         except RequestCancelledError:
             if not self.draining:
                 return  # the client has left
@@ -428,7 +428,7 @@ def _response(answer: Whole) -> Response:
 
 
 def _apply(path: str, body: bytes, folders: dict[str, str | None]) -> None:
-    """Note in `folders` what a request has done that loads or unloads an adapter."""
+    """Note in `folders` the adapter that a request has loaded or unloaded."""
     given = parse_json(body)
     if path == _LOAD:
         folders[given["lora_name"]] = given["lora_path"]

@@ -27,7 +27,7 @@ class Completions:
     """One call: its prompts, and the answer in both forms."""
 
     def __init__(self, server: Server, body: CompletionRequest) -> None:
-        """Raises ApiError for what cannot be done, and Busy for more than may wait."""
+        """Raises ApiError for an unsupported request, and Busy if too many wait."""
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
         self._priority = server.priority_of(body.priority)

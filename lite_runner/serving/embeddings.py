@@ -88,7 +88,7 @@ class RerankRequest(Described):
     documents: Documents
     top_n: Annotated[int, Field(ge=1)] | None = None  # null: all
     return_documents: bool | None = None  # null: true
-    instruction: str | None = None  # what makes a document relevant
+    instruction: str | None = None  # the criterion of relevance
     priority: int | None = None
 
     @property
@@ -170,7 +170,7 @@ class EmbeddingCall(_Prompts):
     """A request for embeddings."""
 
     def __init__(self, server: Server, body: EmbeddingRequest) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError for an unsupported request."""
         super().__init__(server, body.model, body.priority)
         self._body, self._texts = body, body.texts
         info, count = server.engine.info, len(body.texts)
@@ -241,7 +241,7 @@ class RerankCall(_Prompts):
     token of the model's answer: as Qwen3-Reranker is trained to say, and others by its words."""
 
     def __init__(self, server: Server, body: RerankRequest) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError for an unsupported request."""
         super().__init__(server, body.model, body.priority)
         self._body = body
         if not server.tokenizer.has_chat_template:

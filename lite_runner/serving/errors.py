@@ -95,8 +95,8 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - end]} ... {text[-end:]}"
 
 
-def told(error: RunnerError) -> str:
-    """Its message for clients, whom this machine's folders do not concern."""
+def client_message(error: RunnerError) -> str:
+    """The message of an error for clients, without this machine's folders."""
     return _FOLDERS.sub("", error.message)
 
 
@@ -114,11 +114,11 @@ def of_exception(error: Exception) -> ApiError:
     if isinstance(error, GrammarError):
         return ApiError(400, error.message, error.field, "invalid_value")  # of its own text
     if isinstance(error, ConfigError):
-        return ApiError(400, told(error))
+        return ApiError(400, client_message(error))
     if isinstance(error, EnvironmentFault):
-        return ApiError(503, told(error), code="unavailable")
+        return ApiError(503, client_message(error), code="unavailable")
     if isinstance(error, RunnerError):
-        return ApiError(500, told(error))
+        return ApiError(500, client_message(error))
     return ApiError(500, "internal error; the server's log has it")
 
 

@@ -143,7 +143,7 @@ class CountTokens(Cached):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[Any, only("standard")] = None
-    user_profile_id: str | None = None  # who asks; of no effect, as is the next
+    user_profile_id: str | None = None  # the user; ignored, as is the next
     workspace_id: str | None = None
 
 
@@ -166,7 +166,7 @@ class MessagesRequest(CountTokens):
 
 
 def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
-    """The request in OpenAI's form. Raises ApiError for what that form lacks."""
+    """The request in OpenAI's form. Raises ApiError for features that it lacks."""
     given: dict[str, Any] = {"model": body.model, "messages": list(_messages(body))}
     if isinstance(body, MessagesRequest):
         given |= {
@@ -264,7 +264,7 @@ class MessagesCall:
     """One call: its prompt, and the answer in both forms."""
 
     def __init__(self, server: Server, body: MessagesRequest) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError for an unsupported request."""
         self._chat = ChatCompletion(server, chat_request(body, server.tokenizer), fills=True)
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
@@ -300,7 +300,7 @@ class MessagesCall:
         index = -1  # of the block that is open
         async with aclosing(self._chat.blocks()) as blocks:
             async for change, block, added, _ in blocks:
-                if index < 0:  # not earlier: what cannot be done is not begun
+                if index < 0:  # not earlier: a refused request is not begun
                     yield self._start()
                 if change == "begun":
                     index += 1

@@ -32,7 +32,7 @@ class ServerMetrics:
     """The metrics of a server, whatever its models."""
 
     def __init__(self, build: Mapping[str, str] | None = None) -> None:
-        """`build`: what computes."""
+        """`build`: the versions of the packages that compute."""
         self.registry = registry = CollectorRegistry()
         self._refused = Counter(
             "lite_runner:requests_refused",
@@ -56,7 +56,7 @@ class ServerMetrics:
         """An answer with an error."""
         self._refused.labels(str(status)).inc()
 
-    def asked(self, key: str, stats: RequestStats | None) -> None:
+    def count_request(self, key: str, stats: RequestStats | None) -> None:
         """A request with a key of this name is over."""
         self._asked.labels(key).inc()
         if stats is not None:
@@ -188,7 +188,7 @@ class RequestStats:
         self._first = 0.0  # time of the first token
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
-        """(name, begin, end) of what is over, by time.perf_counter."""
+        """(name, begin, end) of finished phases, by time.perf_counter."""
         if self._waited is not None:
             runs = self._began + self._waited
             yield "queue", self._began, runs

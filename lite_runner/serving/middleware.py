@@ -50,7 +50,7 @@ _QUIET = (*OPEN, "/metrics")  # without a log line: they are asked for often
 _ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 MAX_PATH = 200  # characters of it in a line of the log
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
-WRONG_KEY_S = 0.5  # before a wrong key is told so: who guesses is slow
+WRONG_KEY_S = 0.5  # delay before a wrong key is refused, against guessing
 WRONG_KEY_LINES_S = 1.0  # between two lines of the log on wrong keys
 HEAD_S = 20.0  # from connecting, or from the first byte of a later request
 # Descriptors for what is not a connection, and for those that are accepted at once.
@@ -105,7 +105,7 @@ class RateLimits:
         found = {}
         for kind, bucket in self.buckets.items():
             found[f"x-ratelimit-limit-{kind}"] = str(bucket.most)
-            found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.left)))
+            found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.available)))
             found[f"x-ratelimit-reset-{kind}"] = f"{bucket.seconds_until(bucket.most):.3f}s"
         return found
 
@@ -209,11 +209,11 @@ class Guard:
         recorder.request(f"{scope['method']} {path}", began, time.perf_counter(), **more)
 
     def _account(self, scope: Scope, limits: RateLimits | None) -> None:
-        """Count what a key has asked for; what is forwarded, its model's own server counts."""
+        """Count the usage of a key; forwarded requests are counted by the model's own server."""
         state = scope["state"]
         stats: RequestStats | None = state.get("stats")
         if (name := state.get("key")) is not None and "forwarded" not in state:
-            self._server.metrics.asked(name, stats)
+            self._server.metrics.count_request(name, stats)
         if limits is not None and stats is not None:
             limits.take("tokens", stats.usage.prompt + stats.usage.completion)
 
@@ -296,7 +296,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     _buffer = memoryview(bytearray(_READ))  # of all connections: each copies what it has got
     _awaited: object = None  # h11's state of the client whose time is bounded
     _limit: asyncio.TimerHandle | None = None  # on that time
-    _refused = False  # what comes is read, or the client might not see the answer, and dropped
+    _refused = False  # read and dropped: otherwise the client might not see the answer
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer

@@ -59,7 +59,7 @@ class Serve:
     engine: Literal["local", "ray"]  # in this process, or on a Ray cluster
     replicas: Count  # of the model, on the cluster
     models: tuple[str, ...]  # served together, each loaded when asked for; (): model= alone
-    memory: str | None  # of the server, as 8GB; null: what is free
+    memory: str | None  # of the server, as 8GB; null: the free memory
     load_timeout: Positive  # seconds that a request waits for its model
     batch: InputPath  # a file of requests that are answered instead; "": none
     batch_output: OutputPath  # "": beside it
@@ -80,7 +80,7 @@ class Serve:
     max_length: Count | Literal["auto"] | None
     priority: bool  # requests may ask to be taken earlier than others
     token_budget: Count | None  # of a step; null: the backend's preference
-    tool_parser: ToolParser | Literal["auto"]  # how the model writes calls; auto: as its template
+    tool_parser: ToolParser | Literal["auto"]  # format of tool calls; auto: by its template
     pooling: Pooling | Literal["auto"]  # of hidden states, for embeddings
     load_adapters: bool  # clients may load and unload adapters below adapter_root
     watch_adapters: InputPath  # a folder whose adapters come and go with their folders; "": none

@@ -218,7 +218,7 @@ def listed_items(items: bytes) -> dict[str, Any]:
 
 
 def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The request as a chat completion's. Raises ApiError for what that form lacks."""
+    """The request as a chat completion's. Raises ApiError for features that it lacks."""
     given: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
     given["messages"] = list(_messages(body.instructions, items))
     choice: Any = body.tool_choice
@@ -246,7 +246,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 
 
 def _wants_logprobs(body: ResponsesRequest) -> bool:
-    """Raises ApiError for what cannot be included."""
+    """Raises ApiError for values of `include` that are not supported."""
     for one in body.include or ():
         if one not in (_LOGPROBS, "reasoning.encrypted_content"):  # reasoning is not encrypted
             known = f"include: {shortened(one, 100)!r} is not supported"
@@ -324,7 +324,7 @@ class ResponsesCall:
     """One call: its prompt, and the answer in both forms."""
 
     def __init__(self, server: Server, body: ResponsesRequest, owner: str | None = None) -> None:
-        """`owner`: the name of the key. Raises ApiError for what cannot be done."""
+        """`owner`: the name of the key. Raises ApiError for an unsupported request."""
         self._server, self._body, self._owner = server, body, owner
         self.streams, self.is_large = bool(body.stream), False
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
@@ -422,7 +422,7 @@ class ResponsesCall:
         """The answer as events."""
         async with aclosing(self._chat.blocks()) as blocks:
             async for change, block, added, logprobs in blocks:
-                if not self._events:  # not earlier: what cannot be done is not begun
+                if not self._events:  # not earlier: a refused request is not begun
                     for one in self._begun():
                         yield one
                 for one in self._changed(change, block, added, logprobs):

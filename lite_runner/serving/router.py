@@ -37,8 +37,8 @@ from lite_runner.serving.app import (
     disconnected,
     event,
     guarded,
-    told_model,
-    told_models,
+    model_response,
+    models_response,
     version,
 )
 from lite_runner.serving.errors import ApiError, shortened
@@ -47,14 +47,14 @@ from lite_runner.serving.metrics import ServerMetrics, merged
 from lite_runner.serving.middleware import parse_body, read_body
 from lite_runner.serving.options import Serve
 from lite_runner.serving.server import Planned, http_server, run_model, serve_until_stopped
-from lite_runner.serving.state import Gone, is_stored, or_gone
+from lite_runner.serving.state import Gone, cancel_on_disconnect, is_stored
 from lite_runner.system.secret import named_keys, take_key
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _CHAT = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
-_BY_MODEL = (  # what is asked of the model that a body names
+_BY_MODEL = (  # requests for the model that the body names
     *(*_CHAT, "/v1/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/embeddings"),
     *("/v1/rerank", "/tokenize", "/detokenize"),
 )
@@ -141,7 +141,7 @@ class Models:
             "model_not_found",
         )
 
-    def kept(self, model: ServedModel) -> Path:
+    def responses_file(self, model: ServedModel) -> Path:
         """The file of a model's responses while it is not loaded."""
         return Path(self._folder.name, f"{list(self.every).index(model.name)}.responses")
 
@@ -177,7 +177,7 @@ class Models:
             why = f"model: {model.name} was not loaded within {limit:g} s (serve.load_timeout)"
             raise ApiError(503, why, "model", "model_loading", _RETRY_S) from None
         except asyncio.CancelledError:
-            if model.users == 1:  # nobody else waits for it
+            if model.users == 1:  # no other task waits for it
                 model.loads.cancel()
             raise
 
@@ -206,14 +206,14 @@ class Models:
             target=run_model,
             args=(
                 *(self._planned, model.config, registered(), self._key, model.path),
-                *(self.kept(model), theirs),
+                *(self.responses_file(model), theirs),
             ),
             daemon=True,
         )
         model.pipe = ours
         await asyncio.to_thread(model.process.start)
         theirs.close()
-        said = await _said(ours)
+        said = await _receive(ours)
         if "error" not in said:
             model.bytes = said["bytes"]
             if self._most is not None and model.bytes > self._most:
@@ -224,7 +224,7 @@ class Models:
             while not self._fits(model):
                 await self._make_room(model)
             ours.send("load")
-            said = await _said(ours)
+            said = await _receive(ours)
         if "error" in said:  # maybe because of what others take
             await self._end(model, "loading")
             if said["here"] and any(other.users == 0 for other in self.loaded):
@@ -297,7 +297,7 @@ def _ended(process: Any, pipe: Pipe) -> None:
         process.join()
 
 
-async def _said(pipe: Pipe) -> dict[str, Any]:
+async def _receive(pipe: Pipe) -> dict[str, Any]:
     """The next message of a process."""
     try:
         while not pipe.poll():
@@ -323,8 +323,8 @@ def routed(models: Models) -> Starlette:
             Route("/v1/models", listed),
             Route("/v1/models/{name:path}", one),
             *(Route(path, by_model, methods=["POST"]) for path in _BY_MODEL),
-            Route("/v1/responses/{id}", by_any, methods=["GET", "DELETE"]),
-            Route("/v1/responses/{id}/input_items", by_any),
+            Route("/v1/responses/{id}", find_response, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/input_items", find_response),
             Route("/health", alive),
             Route("/live", alive),
             Route("/ready", ready),
@@ -351,12 +351,12 @@ async def listed(request: Request) -> Response:
         for model in models.every.values()
         for name in dict.fromkeys((model.name, *model.names))
     ]
-    return told_models(request, cards)
+    return models_response(request, cards)
 
 
 async def one(request: Request) -> Response:
     models, name = models_of(request), request.path_params["name"]
-    return told_model(request, card(models, models.find(name), name))
+    return model_response(request, card(models, models.find(name), name))
 
 
 def card(models: Models, model: ServedModel, name: str) -> dict[str, Any]:
@@ -405,11 +405,13 @@ async def by_model(request: Request) -> Response:
     else:
         named = await asyncio.to_thread(parse_body, body, _Named)
     model = models.find(named.model)
-    await or_gone(models.enter(model, models.settings.load_timeout), disconnected(request))
+    await cancel_on_disconnect(
+        models.enter(model, models.settings.load_timeout), disconnected(request)
+    )
     return Forwarded(models, model, bytes(body))
 
 
-async def by_any(request: Request) -> Response:
+async def find_response(request: Request) -> Response:
     """The answer of the model that has the response: loaded ones are asked in turn; another one
     that has it is loaded."""
     models, id = models_of(request), request.path_params["id"]
@@ -419,9 +421,11 @@ async def by_any(request: Request) -> Response:
             if status != 404:
                 return Response(body, status, media_type="application/json")
     for model in models.every.values():
-        if model.state != "loaded" and await asyncio.to_thread(is_stored, models.kept(model), id):
+        if model.state != "loaded" and await asyncio.to_thread(
+            is_stored, models.responses_file(model), id
+        ):
             limit = models.settings.load_timeout
-            await or_gone(models.enter(model, limit), disconnected(request))
+            await cancel_on_disconnect(models.enter(model, limit), disconnected(request))
             return Forwarded(models, model, b"")
     why = f"no response {shortened(id, 100)!r}: unknown, or no longer stored"
     raise ApiError(404, why, None, "response_not_found")
@@ -436,7 +440,9 @@ class Forwarded(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(Gone):
-                await or_gone(self._forward(scope, send), disconnected(Request(scope, receive)))
+                await cancel_on_disconnect(
+                    self._forward(scope, send), disconnected(Request(scope, receive))
+                )
         finally:
             await self._models.leave(self._model)
 

@@ -62,7 +62,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_nulls(cls, given: Any) -> Any:
-        """A null asks for nothing, whatever the field."""
+        """A null is the same as an absent field."""
         if not isinstance(given, dict):
             return given
         if len(given) > _MAX_KEYS:

@@ -116,7 +116,7 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
     info = backend.info
     limits = f"{info.slots} sequences of {info.max_length} tokens at a time"
     async with _running(server, plan):
-        close = server.engine.close  # what runs gets an error
+        close = server.engine.close  # running requests get an error
         await serve_until_stopped(http, server, bound, server.name, close, limits)
 
 
@@ -166,7 +166,7 @@ async def serve_until_stopped(
     close: Callable[[], None],
     limits: str = "each when it is asked for",
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; `close` ends what still runs."""
+    """Serve until SIGTERM or Ctrl-C; `close` ends running requests."""
     gc.set_threshold(*_GARBAGE)
     with _Ending(http, server, close).on_signals():
         host, port = bound.getsockname()[:2]
@@ -190,7 +190,7 @@ def run_model(
     """Serve one of several models on the socket at `path` until the pipe is closed; `raw`: its
     config as plain data, `planned` makes the plan of it; `kept`: a file for its responses, while it
     is not loaded. The pipe tells what it takes, waits, and tells that it is loaded."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # who started this process ends it
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent process ends it
         signal.signal(number, signal.SIG_IGN)
     try:
         register_plugins(plugins)
@@ -256,7 +256,7 @@ class _Ending:
     the next."""
 
     def __init__(self, http: uvicorn.Server, server: Endable, close: Callable[[], None]) -> None:
-        """`close` ends what still runs."""
+        """`close` ends running requests."""
         self._http, self._server, self._close = http, server, close
         self._loop = asyncio.get_running_loop()
         self._signal = asyncio.Event()

@@ -25,12 +25,12 @@ from lite_runner.generation import Request as GenerationRequest
 from lite_runner.model.embedding import EmbeddingConfig
 from lite_runner.records import dataclass
 from lite_runner.serving.engine import EngineThread, Output
-from lite_runner.serving.errors import ApiError, shortened, told
+from lite_runner.serving.errors import ApiError, client_message, shortened
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import read_body
 from lite_runner.serving.options import Serve
 from lite_runner.serving.schemas import Message
-from lite_runner.serving.tool_formats import FORMATS, told_format
+from lite_runner.serving.tool_formats import FORMATS, detect_format
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
 from lite_runner.system.files import atomic_write
@@ -148,7 +148,7 @@ class Server:
         self.keys = named_keys(self.key)
         self._grammars = Grammars(self.tokenizer, info.vocab_size, ends)
         given = self.settings.tool_parser
-        self.call_format = told_format(self.tokenizer) if given == "auto" else FORMATS[given]
+        self.call_format = detect_format(self.tokenizer) if given == "auto" else FORMATS[given]
 
     @property
     def name(self) -> str:
@@ -208,7 +208,7 @@ class Server:
         try:
             return await self._encoded("messages", encode)
         except (ArtifactError, ConfigError) as error:
-            raise ApiError(400, f"messages: {told(error)}", "messages") from None
+            raise ApiError(400, f"messages: {client_message(error)}", "messages") from None
 
     async def _encoded(self, field: str, encode: Callable[[], list[int]]) -> list[int]:
         try:
@@ -261,7 +261,7 @@ class Server:
                 await asyncio.to_thread(return_freed)
 
     def memory_left(self) -> int:
-        """Free memory, less what the model's cache and steps may still take."""
+        """Free memory, less the reserve for the model's cache and steps."""
         taken = resident() - sum(map(len, self._bodies.values()))
         return free_memory() - max(0, self.need - taken)
 
@@ -347,7 +347,7 @@ class Gone(Exception):
     """The client has disconnected."""
 
 
-async def or_gone(work: Awaitable[T], left: Awaitable[None]) -> T:
+async def cancel_on_disconnect(work: Awaitable[T], left: Awaitable[None]) -> T:
     """The result of `work`. Raises Gone where the client has `left` before, and cancels it."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(left)
     try:

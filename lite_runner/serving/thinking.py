@@ -75,7 +75,7 @@ class Thinking:
     """The thinking of the answers to one request."""
 
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError for an unsupported request."""
         self._tokenizer, self._budget = tokenizer, body.thinking_token_budget
         self.is_told = body.include_reasoning is not False
         self._marks = thinking_marks(tokenizer.chat_template)
@@ -92,7 +92,7 @@ class Thinking:
         self._stage: Stage = "over"
 
     def follow(self, prompt: Sequence[int]) -> None:
-        """Note what the prompt says of its answers."""
+        """Note the stage of thinking in which the prompt ends."""
         if self._marks is not None:
             tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
             self._stage = stage_of(tail, self._marks)

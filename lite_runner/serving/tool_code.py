@@ -168,7 +168,7 @@ class Pythonic(Buffered):
         return parts
 
     def _call(self, text: str, mark: str) -> tuple[Call, str] | None:
-        """A call behind a mark, and what is behind it."""
+        """A call after a mark, and the rest of the text."""
         text = text.lstrip(SPACE)
         if not text.startswith(mark) or (head := _HEAD.match(text, len(mark))) is None:
             return None
@@ -195,7 +195,7 @@ class CallEnds:
             mark: re.compile(marks, re.DOTALL)
             for mark, marks in (("", opens), (escape, re.escape(escape)), ('"', r'\\.|"'))
         }
-        self._at, self._inside = 0, ""  # how far the call is read, and in what text
+        self._at, self._inside = 0, ""  # position read so far, and its text
 
     def __call__(self, text: str) -> int:
         """-1: not yet."""

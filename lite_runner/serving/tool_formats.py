@@ -103,7 +103,7 @@ class CallFormat:
     is named, for the arguments of a tool with a schema."""
 
     name: str
-    marks: tuple[str, ...]  # which may be tokens of their own
+    marks: tuple[str, ...]  # they may be special tokens
     parser: Callable[[Tools], Parser]
     opening: str  # before the arguments; {name} is the tool's
     closing: str
@@ -480,7 +480,7 @@ FORMATS: dict[str, CallFormat] = {
 }
 
 
-def told_format(tokenizer: Tokenizer) -> CallFormat | None:
+def detect_format(tokenizer: Tokenizer) -> CallFormat | None:
     """The format of calls that a chat template writes, or that its text tells; None: it knows no
     tools, or its format is not known here."""
     template = tokenizer.chat_template

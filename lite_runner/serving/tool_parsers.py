@@ -168,7 +168,7 @@ class JsonForm:
     header: re.Pattern[str]  # before the arguments, with the tool's name
     end: str = ""  # behind calls; "": the end of the answer
     closing: re.Pattern[str] = re.compile(r"[\s}\]]*")  # behind arguments
-    # Without marks: whether a text may be the beginning of calls.
+    # Without marks: True if a text may be the beginning of calls.
     begins: Callable[[str, Tools], bool] | None = None
 
 
@@ -300,7 +300,7 @@ class JsonCalls(Buffered):
         return [rest] if calls is None else [*calls]
 
     def _whole(self, section: str) -> list[Call] | None:
-        """The calls in what is between the marks; None: it is no calls."""
+        """The calls in the text between the marks; None: it has none."""
         if listed := _calls_of(section):
             return listed
         calls, at, form = [], 0, self._form
@@ -465,7 +465,7 @@ def seed_oss(tools: Tools) -> Parser:
 
 
 class _Reader:
-    """Reads what is between the marks of a call."""
+    """Reads the text between the marks of a call."""
 
     def __init__(self, tools: Tools, tags: Tags, end: str = END) -> None:
         self._types = {name: types_of(schema) for name, schema in tools.items()}
@@ -587,7 +587,7 @@ def type_of(value: Any) -> str:
 
 
 def resolved(schema: Any, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """With what its references name in their place; {}: it says nothing."""
+    """The schema with its references resolved; {}: it allows anything."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, dict) or not isinstance(named := schema.get("$ref"), str):
             break

@@ -101,7 +101,7 @@ class CallReader:
             if isinstance(part, Call):
                 self._dropped = bool(self.calls) and not self._several
                 if not self._dropped:
-                    made = self._made(part)
+                    made = self._call_item(part)
                     deltas.append({"index": len(self.calls), **made})
                     self.calls.append({**made, "function": {**made["function"]}})
             elif isinstance(part, More) and not self._dropped:
@@ -131,7 +131,7 @@ class CallReader:
             for name, value in arguments.items()
         )
 
-    def _made(self, call: Call) -> dict[str, Any]:
+    def _call_item(self, call: Call) -> dict[str, Any]:
         id = self._new_id(call.name, len(self.calls))
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": id, "type": "function", "function": function}

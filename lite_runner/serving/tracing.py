@@ -110,7 +110,7 @@ class Exporter:
                 return
 
     def close(self) -> None:
-        """Send what waits, and end."""
+        """Send the waiting spans, and end."""
         self._waiting.put(None)
         self._thread.join(_TIMEOUT_S)
 

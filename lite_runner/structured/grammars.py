@@ -142,7 +142,7 @@ def check(grammar: Grammar) -> None:
     """Check a grammar without a vocabulary. Raises GrammarError."""
     error = _error(grammar)
     if error is None:
-        error = _said(LLMatcher.validate_grammar(grammar.lark, limits=_LIMITS))
+        error = _error_line(LLMatcher.validate_grammar(grammar.lark, limits=_LIMITS))
     if error:
         raise GrammarError(grammar.field, error)
 
@@ -166,7 +166,7 @@ class Grammars:
                 matcher.compute_bitmask()  # the first mask costs the most, and may have no token
             if not matcher.is_error():
                 return lambda: _Guide(matcher.deep_copy(), grammar.field)
-            error = _said(matcher.get_error())
+            error = _error_line(matcher.get_error())
         raise GrammarError(grammar.field, error)
 
     def _lack(self) -> str | None:
@@ -199,7 +199,7 @@ class _Guide:
     def mask(self, scores: Any) -> None:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise GrammarError(self._field, _said(self._matcher.get_error()))
+            raise GrammarError(self._field, _error_line(self._matcher.get_error()))
         refused = ~np.frombuffer(mask, np.uint8)
         bits = np.unpackbits(refused, count=len(scores), bitorder="little")
         scores[bits.view(bool)] = -np.inf
@@ -287,7 +287,7 @@ def repeats(pattern: str) -> int:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """All keys of a schema and of what is in it, with their values."""
+    """All keys of a schema and of its subschemas, with their values."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()
@@ -298,6 +298,6 @@ def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             waiting += one
 
 
-def _said(error: str) -> str:
+def _error_line(error: str) -> str:
     """llguidance's message in a line."""
     return " ".join(error.replace("<non-verbose/>", "").split())[:_MOST_SAID]

@@ -13,7 +13,7 @@ class Bucket:
         self._left, self._at = float(most), time.monotonic()
 
     @property
-    def left(self) -> float:
+    def available(self) -> float:
         """Units that may be taken now."""
         now = time.monotonic()
         self._left = min(self.most, self._left + (now - self._at) * self._per_second)
@@ -22,8 +22,8 @@ class Bucket:
 
     def take(self, amount: int) -> None:
         """Take so much of it, whether it is there or not."""
-        self._left = self.left - amount
+        self._left = self.available - amount
 
     def seconds_until(self, amount: float) -> float:
         """Until there is so much."""
-        return max(0.0, (amount - self.left) / self._per_second)
+        return max(0.0, (amount - self.available) / self._per_second)

@@ -325,7 +325,7 @@ def unmet(extra: str = "") -> dict[Requirement, str | None]:
 def check_packages(extra: str = "") -> None:
     """Raises EnvironmentFault, with the install line, where a required package, or one of an
     extra, is missing or of another version; see `check_mindspore` for a missing MindSpore. It is
-    looked at anew when packages have changed."""
+    checked again when packages have changed."""
     wanted = "\n".join([packages_state(), *map(str, required(extra))])
     if not remembered(f"packages {extra} of {sys.prefix}", wanted, lambda: not unmet(extra)):
         wrong = unmet(extra)
@@ -466,7 +466,7 @@ def _release(version: str) -> tuple[int, ...] | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes, without importing it; an absent package has no entry."""
+    """Versions of the packages that compute, without importing them; absent ones have no entry."""
     found = {"python": platform.python_version(), "lite_runner": lite_runner.__version__}
     others: dict[str, str] = remembered(f"versions in {sys.prefix}", packages_state(), _installed)
     return found | others

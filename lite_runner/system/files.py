@@ -231,7 +231,7 @@ def lock(handle: int) -> None:
 
 
 def remove_orphans(parent: Path) -> None:
-    """Remove what killed processes of this user have left in `parent`, where that is sure."""
+    """Remove leftovers of this user's killed processes in `parent`, if that is certain."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(".") and entry.name.endswith(SUFFIX):

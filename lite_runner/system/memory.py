@@ -61,7 +61,7 @@ def free_memory() -> int:
 
 
 def bound(size: int | None) -> None:
-    """Have this process take so many bytes at most; None: what is free."""
+    """Limit the memory of this process to so many bytes; None: the free memory."""
     global _bound
     _bound = size
 
@@ -120,7 +120,7 @@ def shortage_error(error: BaseException) -> EnvironmentFault | None:
     )
 
 
-def says_so(text: str) -> bool:
+def reports_out_of_memory(text: str) -> bool:
     """True where a process's output reports out of memory."""
     return _SAID.search(text) is not None
 
@@ -198,7 +198,7 @@ def bound_arenas(most: int) -> None:
 
 
 def return_freed() -> None:
-    """Return what malloc keeps of freed blocks to the system, where it is glibc's."""
+    """Return freed blocks that malloc keeps to the system, if it is glibc's."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -229,7 +229,9 @@ def _lacks_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError | ImportError | OSError) and says_so(str(error))
+    return isinstance(error, RuntimeError | ImportError | OSError) and reports_out_of_memory(
+        str(error)
+    )
 
 
 def _left_in_cgroups() -> Iterator[int]:

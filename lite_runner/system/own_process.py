@@ -56,7 +56,7 @@ def ask(module: str, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def serve(work: Callable[[Any], dict[str, Any]]) -> int:
     """Do the job of standard input; the exit code is 0 unless a signal ended it."""
-    # Libraries print to standard output as well: what they say is not to stand in the JSON.
+    # Libraries print to standard output too, which must not mix with the JSON.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job = json.load(sys.stdin)

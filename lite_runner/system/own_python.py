@@ -12,7 +12,7 @@ from typing import List
 
 OLDEST = (3, 10)
 # Requirements of setup.cfg, as modules, without MindSpore, which a run may lack, and protobuf,
-# which comes with gguf: finding its module would import the one above it.
+# part of gguf: finding its module would import its parent.
 MODULES = (
     *("certifi", "filelock", "gguf", "hydra", "jinja2", "numpy"),
     *("omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
@@ -27,7 +27,7 @@ def continue_in_own_python() -> None:
     Without a .venv, a Python that is too old exits with code 3.
     """
     came_from_here = os.environ.pop(_MARK, None) is not None
-    reason = _why_not()
+    reason = _unsupported()
     if came_from_here or not reason:
         return
     venv = _ROOT / ".venv"
@@ -43,7 +43,7 @@ def continue_in_own_python() -> None:
         sys.exit(3)
 
 
-def _why_not() -> str:
+def _unsupported() -> str:
     """The reason that this Python cannot run lite-runner; "" if it can."""
     if sys.version_info < OLDEST:
         return "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])

@@ -71,7 +71,7 @@ class _Node:
 
 
 def _cost(node: _Node, *, tail: bool) -> tuple[int, int]:
-    """Degree and factor; `tail` says whether what follows can fail."""
+    """Degree and factor; `tail`: the rest of the pattern can fail."""
     degree, factor = 0, 1
     if node.kind == "sequence":
         for part in reversed(node.parts):

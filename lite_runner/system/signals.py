@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 _DEFERRED = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGUSR1)
-_take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
+_take: Callable[[], bool] | None = None  # asked first on Ctrl-C
 LIBRARY = "lib/libmindspore_common.so"  # of the package; defines RegisterGlobalSignalHandler
 _DYNAMIC_SEGMENT = 2  # numbers of the ELF format, for 64 bits
 _STRINGS, _SYMBOLS = 5, 6
@@ -132,7 +132,10 @@ def leave_interrupts(package: Path) -> bool:
     """Keep the imported MindSpore at `package` from handling SIGINT; whether that succeeded.
     Idempotent and thread-safe."""
     libc = ctypes.CDLL(None)
-    real, nothing = _address(libc.sigaction), _address(libc.sched_yield)  # which answers 0: done
+    real, nothing = (
+        _address(libc.sigaction),
+        _address(libc.sched_yield),
+    )  # sched_yield returns 0: success
     library = package.resolve() / LIBRARY
     found = [ctypes.c_uint64.from_address(one) for one in _imports(library, b"sigaction")]
     if not found or any(one.value not in (real, nothing) for one in found):

@@ -144,8 +144,7 @@ def limited_folders() -> list[Path]:
 
 
 def default_limit() -> int:
-    """Bytes that the entries may take where nobody says: a quarter of what the disk has free
-    without them."""
+    """Default limit of the entries in bytes: a quarter of the free disk without them."""
     used = sum(map(folder_size, limited_folders()))
     with contextlib.suppress(OSError):
         return (shutil.disk_usage(cache_dir()).free + used) // 4
@@ -186,7 +185,7 @@ def listed(removed: Mapping[str, int]) -> str:
 
 
 def _remove(entry: Path) -> bool:
-    """True if an entry that nobody uses could be removed."""
+    """True if an unused entry was removed."""
     try:
         descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

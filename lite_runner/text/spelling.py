@@ -125,7 +125,7 @@ class StreamDecoder:
     def __init__(
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, continues: bool = False
     ) -> None:
-        """`continues`: other text stands before, so a leading space is not dropped."""
+        """`continues`: other text comes before, so a leading space is not dropped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")

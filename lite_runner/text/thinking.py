@@ -71,7 +71,7 @@ class ThinkingReader:
         self._marks, self.stage = marks, stage
         self._label = marks.label
         self._text = ""  # not yet certain
-        self._begun = stage == "over"  # what is read now has begun: no more white space is dropped
+        self._begun = stage == "over"  # the content has begun: white space is kept from here on
 
     def put(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """The thinking, and the text behind it, that are certain now, without the marks and the

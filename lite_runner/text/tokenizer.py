@@ -103,7 +103,7 @@ class Tokenizer:
         self.template_kwargs: Mapping[str, Any] = {}  # variables of the chat template
 
     def complete(self) -> None:
-        """Make what a single short prompt does without, before many come."""
+        """Load the rest, which a single short prompt does without, before many come."""
         if (whole := getattr(self._backend, "whole", None)) is not None:
             self._backend = whole()
 
@@ -218,7 +218,7 @@ class Tokenizer:
         unknown = getattr(self._backend.model, "unk_token", None)
         meant = {stand_in: token for token, stand_in in self._stand_ins.items()}
         ids: list[int] = []
-        last = -1  # where the newest stand-in ends, of which each byte may be a token
+        last = -1  # end of the newest placeholder, of which each byte may be a token
         for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
             piece = text[start:end]
             if piece == mark:

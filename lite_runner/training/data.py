@@ -274,7 +274,7 @@ def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces
         done = after
     if not pieces:
         raise ConfigError(f"{where}: messages: none has the role assistant")
-    answer, _ = pieces[-1]  # what a template writes after its end token is not the answer's
+    answer, _ = pieces[-1]  # text after the end token of a template is not part of the answer
     return [*pieces[:-1], (answer.rstrip("\n") if answer.strip() else answer, True)]
 
 

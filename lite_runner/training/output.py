@@ -40,7 +40,7 @@ class TrainingOutput:
     beside: Callable[[], Mapping[str, bytes]]  # config and tokenizer, for a model
 
     def write(self, folder: Path, trained: Mapping[str, Array]) -> None:
-        """Write what is trained. Raises EnvironmentFault."""
+        """Write the trained weights. Raises EnvironmentFault."""
         self._clean(folder)
         form = self.form
         if form == "ckpt" or form == "safetensors" or form == "huggingface":

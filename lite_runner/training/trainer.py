@@ -326,7 +326,7 @@ class Trainer:
         if shard is None or not shard.divides(name):
             return array
         said = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
-        if self.ranks.rank > 0:  # which does not write
+        if self.ranks.rank > 0:  # only the first rank writes
             return array
         parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in said]
         return shard.joined(name, parts)
@@ -419,7 +419,7 @@ class Trainer:
             return whole
         return sliced(whole, shard.bounds(weight))
 
-    def go_on(self, step: int, moments: Sequence[Mapping[str, LazyTensor]]) -> None:
+    def resume_from(self, step: int, moments: Sequence[Mapping[str, LazyTensor]]) -> None:
         """Go on after a step of another training, with its moments."""
         shard = self._parts
         for own, found in zip(self._arrays()[1:], moments, strict=True):

@@ -229,7 +229,7 @@ def with_rows(
     tensor: LazyTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> LazyTensor:
     """The tensor of that `shape` once `change` has moved its rows, or taken some; and so its
-    integers and its blocks, which lie along the rows."""
+    integers and its blocks, which run along the rows."""
     integers, blocks = tensor.integers, tensor.blocks
     if integers is not None:
         read = integers.read

@@ -153,7 +153,7 @@ def one_process(lock_file: Path, name: str) -> Iterator[None]:
 
 
 def check_disk(files: Sequence[Remote]) -> None:
-    """Raise EnvironmentFault unless the disk has room for what is missing of the files."""
+    """Raise EnvironmentFault unless the disk has room for the missing parts of the files."""
     folder = files[0].target.parent
     make_folder(folder, CACHE_HINT)
     missing = sum(max(0, (file.size or 0) - file.here) for file in files)
@@ -258,7 +258,7 @@ class _Transfer:
                 file.part.replace(file.target)
 
     def _receive(self, file: Remote, part: IO[bytes]) -> None:
-        """Append what one connection delivers. Raises OSError where it ends early."""
+        """Append the data of one connection. Raises OSError if it ends early."""
         at = part.tell()
         headers = dict(file.headers) | ({"Range": f"bytes={at}-"} if at else {})
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.architectures import undivided, unsupported
+from lite_runner.architectures import unshardable, unsupported
 from lite_runner.architectures.spec import Attention, Decoder, RopeScaling, Rotary
 from tests import references
 
@@ -51,7 +51,7 @@ def test_recurrent_layers_are_of_the_native_kernels(reference: Reference) -> Non
         model = reference(case).config
         said = ["recurrent layers need backend=native"]
         assert unsupported(model) == said + gates * ["gates of attention need backend=native"]
-        assert undivided(model).startswith("has recurrent layers")
+        assert unshardable(model).startswith("has recurrent layers")
 
 
 def test_factors_of_longrope(reference: Reference) -> None:

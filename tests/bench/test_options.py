@@ -11,8 +11,8 @@ from lite_runner.bench.options import (
     CellOptions,
     CellSettings,
     shared,
+    skip_reason,
     varying,
-    why_left_out,
 )
 from lite_runner.config import Invalid, hints_of, read
 from lite_runner.config.argv import value_of
@@ -131,7 +131,7 @@ def test_settings_left_to_the_run_are_not_shown(settings: Callable[..., CellSett
 def test_meaningless_cells_are_left_out(
     settings: Callable[..., CellSettings], changes: dict[str, int], why: str
 ) -> None:
-    assert why_left_out(settings(**changes), context=256) == why
+    assert skip_reason(settings(**changes), context=256) == why
 
 
 def test_shared_and_varying_settings_of_cells(settings: Callable[..., CellSettings]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lite_runner.config import grammar
 from lite_runner.config.argv import parse, value_of
-from lite_runner.config.compose import config_yaml, kept
+from lite_runner.config.compose import config_yaml, portable
 from lite_runner.config.schema import RunConfig
 from lite_runner.run_modes import heads, resolve
 from tests.each import each
@@ -145,7 +145,7 @@ def test_a_secret_stays_in_the_environment() -> None:
     ):
         config: RunConfig = run(text, *words)
         section, name = key.split(".")
-        assert yaml.safe_load(config_yaml(kept(config)))[section][name] == "env:API_KEY"
+        assert yaml.safe_load(config_yaml(portable(config)))[section][name] == "env:API_KEY"
         assert "0123456789abcdef" not in str(config.to_dict())
 
 
@@ -155,7 +155,7 @@ def test_nothing_else_is_interpolated(here: Path) -> None:
         "${oc.env:WHERE} ${seed}"
     )
     former = run("seed: 1", "predict_data=${oc.env:WHERE}", "stop=${x}")
-    Path("run.yaml").write_text(yaml.safe_dump(kept(former)))
+    Path("run.yaml").write_text(yaml.safe_dump(portable(former)))
     again: Any = resolve(parse(["--config", "run.yaml"], heads()))[0]
     assert (again.predict_data, again.stop) == ("${oc.env:WHERE}", "${x}")
 

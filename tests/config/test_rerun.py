@@ -11,7 +11,7 @@ import pytest
 
 from lite_runner import run_modes
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import kept
+from lite_runner.config.compose import portable
 from lite_runner.config.prompt import Message, Request
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
@@ -50,7 +50,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     def write(*words: str) -> RunConfig:
         config = completed(resolve(parse(words, heads()))[0], draws_seed=True)
-        (tmp_path / "config.yaml").write_text(dump_yaml(kept(config)), encoding="utf-8")
+        (tmp_path / "config.yaml").write_text(dump_yaml(portable(config)), encoding="utf-8")
         return config
 
     return write
@@ -61,7 +61,7 @@ def test_it_is_the_same_run_without_a_note(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     config = write(*LINES[name])
-    expected = kept(config)
+    expected = portable(config)
     monkeypatch.chdir(tmp_path)
     again, notes = resolve(parse(["--config", "config.yaml"], heads()))
     assert (again.to_dict(), notes) == (expected, [])
@@ -115,7 +115,7 @@ def test_prompts_of_standard_input_are_kept(
 
 def test_paths_are_from_the_root_and_sources_stay(write: Write, tmp_path: Path) -> None:
     def paths(*words: str) -> list[str]:
-        raw = kept(write("model=tiny_llama", *words))
+        raw = portable(write("model=tiny_llama", *words))
         return [raw["load_checkpoint"], raw["predict_data"], raw["output_dir"]]
 
     here = tmp_path / "here"
@@ -130,7 +130,7 @@ def test_paths_are_from_the_root_and_sources_stay(write: Write, tmp_path: Path) 
 
 def test_only_the_config_of_a_run_is_one(write: Write) -> None:
     config = write("model=tiny_llama", CHAT, "chat=true")
-    raw = kept(config)
+    raw = portable(config)
     schemas = run_modes.schemas()
     assert schemas.is_of_a_run(raw)
     assert not schemas.is_of_a_run({"model": raw["model"], "seed": 1})

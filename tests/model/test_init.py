@@ -24,7 +24,7 @@ Configure = Callable[..., RunConfig]
 
 def test_random_weights_have_no_files(configure: Configure) -> None:
     files = locate(configure("model=tiny_llama", "load_checkpoint=random").source)
-    assert files.is_here and files.location() == "random" and files.stored_bytes() == 0
+    assert files.is_local and files.location() == "random" and files.stored_bytes() == 0
     whole = files.whole()
     assert whole.keys() == files.tensors().keys()
     rank = files.resharded(Ranks(1, 1, 2), vocab_parallel=True)

@@ -76,7 +76,7 @@ def test_a_checkpoint_without_sizes_needs_a_named_model(configure: Configure) ->
 @pytest.mark.usefixtures("no_network")
 def test_an_uncached_source_has_no_path(configure: Configure) -> None:
     files = locate_cached(configure("model=tiny_llama", HUB).source)
-    assert files.path is None and not files.is_here
+    assert files.path is None and not files.is_local
     assert files.location() == "hf://someone/model: would be fetched"
     assert locate_for_plan(configure("model=tiny_llama", HUB, "dry_run=true").source) == files
     with pytest.raises(ArtifactError, match="not in the cache"):

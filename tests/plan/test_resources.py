@@ -291,7 +291,7 @@ def test_a_model_within_the_memory_is_fetched(
     config = config_of("model=auto", "load_checkpoint=hf://owner/name")
     assert isinstance(config, ComputeOptions)
     planned = resources.check_before_fetching(config.settings)
-    assert planned is not None and planned.stored == "F32" and not planned.is_here
+    assert planned is not None and planned.stored == "F32" and not planned.is_local
     size = len(hub.repositories["owner/name"]["model.safetensors"])
     hub.claimed = {"model.safetensors": size // 2}
     planned = resources.check_before_fetching(config.settings)

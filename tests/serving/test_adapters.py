@@ -138,7 +138,7 @@ def look(watch: FolderWatch, served: Served) -> None:
     """Look at the folder once, and wait for what that began."""
 
     async def whole() -> None:
-        await watch.look()
+        await watch.poll()
         await asyncio.gather(*watch.changing.values())
 
     asyncio.run_coroutine_threadsafe(whole(), served.loop).result()

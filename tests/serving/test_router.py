@@ -24,7 +24,7 @@ from lite_runner.serving import router
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.router import Models, ServedModel
-from lite_runner.serving.state import Gone, or_gone
+from lite_runner.serving.state import Gone, cancel_on_disconnect
 from tests.serving.conftest import SETTINGS, Launch
 
 
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_loads_nothing() -> None:
     async def use() -> None:
         models, left = Fakes(), asyncio.Event()
         asked = [
-            asyncio.create_task(or_gone(models.enter(models.every["a"]), one()))
+            asyncio.create_task(cancel_on_disconnect(models.enter(models.every["a"]), one()))
             for one in (left.wait, asyncio.Event().wait)
         ]
         await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from lite_runner.serving.options import ToolParser as Name
-from lite_runner.serving.tool_formats import FORMATS, CallFormat, told_format
+from lite_runner.serving.tool_formats import FORMATS, CallFormat, detect_format
 from lite_runner.serving.tool_parsers import DEEPSEEK_CALL, DEEPSEEK_SEP, type_of, types, types_of
 from lite_runner.text.tokenizer import byte_tokenizer
 from tests.each import each
@@ -159,7 +159,7 @@ def test_arguments_stream_as_they_come(name: str) -> None:
 
 
 def told(template: str) -> str | None:
-    found = told_format(tokenizer_with_chat(template))
+    found = detect_format(tokenizer_with_chat(template))
     return None if found is None else found.name
 
 
@@ -169,7 +169,7 @@ def test_the_templates_text_tells() -> None:
     assert told("{% if tools %}<tool_call><function=name><parameter=key>{% endif %}") == (
         "qwen3_coder"
     )
-    assert told_format(tokenizer_of_chatglm3()) is FORMATS["chatglm3"]
+    assert detect_format(tokenizer_of_chatglm3()) is FORMATS["chatglm3"]
 
 
 # A call of `look_up` as published templates write it.
@@ -220,7 +220,7 @@ def test_templates_that_know_no_tools() -> None:
     assert told("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
     assert told("{% if tools is defined %}unknown{% endif %}") is None
     assert told("{{ m }}") is None
-    assert told_format(byte_tokenizer()) is None
+    assert detect_format(byte_tokenizer()) is None
 
 
 def allowed(form: Name, schema: Any, *values: str) -> list[str]:

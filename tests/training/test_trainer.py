@@ -183,7 +183,9 @@ def test_training_ends_when_nothing_is_gained() -> None:
     assert better.best_loss < made.best_loss
     later, _ = trainer(learning_rate=0.0, **given)  # steps of another training gain nothing here
     moments = later.optimizer.first, later.optimizer.second
-    later.go_on(20, [{name: in_memory(one) for name, one in some.items()} for some in moments])
+    later.resume_from(
+        20, [{name: in_memory(one) for name, one in some.items()} for some in moments]
+    )
     assert len(list(later.run())) == 6 and later.done == 26
 
 

@@ -174,7 +174,7 @@ def _graph_cell(
 
 @dataclass(frozen=True)
 class _Kind:
-    """An engine: what it lacks on this machine, how it is started, why it does not run a layout."""
+    """An engine: its requirements here, its start, and the layouts that it cannot run."""
 
     lacking: Callable[[Layout, Device], EnvironmentFault | None]
     start: Callable[[Mapping[GraphName, Path], Manifest, EngineOptions], GraphEngine]
@@ -212,11 +212,11 @@ def engine_for(
     ge = None
     if compiles_with_ge(name, device):
         ge = ge_of_run(infer, ge_files)
-        tell_ge(infer, ge)
+        note_ge_options(infer, ge)
         if (count := sharing or ranks.tensor) > 1:
             table = _rank_table(settings.parallel.rank_table_file) if ranks.size > 1 else None
             ge = _with_rank_table(ge or GeConfig(), count, table)
-    elif not settings.writes_graphs:  # which only writes them down
+    elif not settings.writes_graphs:  # an export only writes them down
         given = ge_config(infer) or (GeConfig(files=ge_files) if ge_files else None)
         if given is not None:
             options = ", ".join(map(str, given.files)) or "ge="
@@ -274,7 +274,7 @@ def ge_of_run(infer: Infer, beside: tuple[Path, ...] = ()) -> GeConfig | None:
     return ge_config(replace(infer, ge_options=merged(options, infer.ge_options or {})))
 
 
-def tell_ge(infer: Infer, ge: GeConfig | None) -> None:
+def note_ge_options(infer: Infer, ge: GeConfig | None) -> None:
     """Note the source of the GE options, and which ones are left to Lite's defaults."""
     if ge is not None and infer.ge_preset == "auto" and not infer.ge_config_path:
         soc = environment.ascend_soc()

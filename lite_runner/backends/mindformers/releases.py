@@ -84,7 +84,7 @@ class MindFormersRelease:
         return reasons
 
     def hidden_tokens(self, model: Decoder, *, use_past: bool) -> tuple[int, ...]:
-        """Token ids that its attention does not see, wherever they stand in a prompt."""
+        """Token ids that its attention masks at any place in a prompt."""
         family = self._family(model)
         if not family.hides or (use_past and not family.hides_in_cache):
             return ()

@@ -237,7 +237,7 @@ def _device(context: Context, device: str) -> Mapping[str, Any]:
         return _CPU
     settings = AscendSettings.of(context)
     found = {"device_target": device, "device_id": context.device_id}
-    return found | {key: getattr(settings, key) for key in settings.asked()}
+    return found | {key: getattr(settings, key) for key in settings.given_keys()}
 
 
 def _parallel(ranks: int, mode: int, vocab_parallel: bool) -> Mapping[str, Any]:

@@ -105,7 +105,7 @@ class Rows:
 
 
 class MindFormersWorker:
-    """The operations of the requests. They raise what MindFormers raises."""
+    """The operations of the requests. They raise MindFormers' errors."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell

@@ -144,7 +144,7 @@ class MindSporeBackend:
         _release_memory()
 
     def prepare(self) -> None:
-        """Compile what a generation needs; else `forward` compiles each graph when it needs it.
+        """Compile the graphs of a generation; else `forward` compiles each one when it needs it.
 
         Always prefill first, as the graph cache requires. On a cache hit decode is loaded lazily;
         compiling it later would interrupt the output for seconds. With several ranks it is always

@@ -111,7 +111,7 @@ def choose_device(target: str, settings: AscendSettings) -> str:
 
 
 def apply_ascend_settings() -> None:
-    """Apply changed settings. Raises ConfigError for what MindSpore rejects."""
+    """Apply changed settings. Raises ConfigError for those that MindSpore rejects."""
     global _applied
     if _chosen == _applied:
         return

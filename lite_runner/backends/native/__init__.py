@@ -81,7 +81,7 @@ class Native(Seat):
         return _together(need, self._memory(draft, options.of_draft(draft)))
 
     def _memory(self, files: ModelFiles, options: RunOptions) -> Memory:
-        """Without what drafts."""
+        """Without that of the draft model."""
         model, slots, length = files.model, options.slots, options.length
         share, local = _share(options), files.model.shard(options.ranks.tensor)
         cached = (

@@ -85,7 +85,7 @@ class NativeBackend:
         # In each slot's cache they are in front of its tokens, at positions that only this class
         # and its pool know.
         self._learned, self._ahead = learned, config.learned_keys
-        self._model: NativeModel | None = None  # what close() ends, even after an error below
+        self._model: NativeModel | None = None  # closed by close(), even after an error below
         self.stored: PrefixFiles | None = None
         self.draft = draft
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
@@ -252,7 +252,7 @@ class NativeBackend:
             self._states.release(slot, length)
 
     def _reserve(self, *parts: Part) -> None:
-        """Give slots blocks of their own for what is about to be written."""
+        """Give slots blocks of their own for tokens that are about to be written."""
         for pool in self._pools:
             self._reserve_in(pool, parts)
 
@@ -288,7 +288,7 @@ class NativeBackend:
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
         self._reserve_in(self._pool, [row.part for row in rows])
-        if self._states is not None:  # what it computes again has the same bits in shared blocks
+        if self._states is not None:  # recomputed tokens have the same bits in shared blocks
             rows = self._states.seek(rows)
         if self._ahead:
             rows = [replace(row, position=row.position + self._ahead) for row in rows]
@@ -415,7 +415,7 @@ class TokenBatch:
                 last = first + most_logits
                 end = int(self.wanted[last])
             if whole_rows and end < len(self.tokens):
-                end = int(np.searchsorted(self.owner, self.owner[end]))  # where that row begins
+                end = int(np.searchsorted(self.owner, self.owner[end]))  # start of that row
                 last = int(np.searchsorted(self.wanted, end))
                 if end <= start:
                     raise ValueError(f"a row does not fit a step of {capacity} tokens")

@@ -39,8 +39,8 @@ class _Pending:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
-    def cut(self, length: int) -> None:
-        """Forget what is behind the first `length` tokens of the slot."""
+    def truncate(self, length: int) -> None:
+        """Drop all after the first `length` tokens of the slot."""
         del self.tokens[max(0, length - self.start) :], self.hidden[max(0, length - self.start) :]
         self.start = min(self.start, length)
 
@@ -120,7 +120,7 @@ class NextToken:
 
     def release(self, slot: int, length: int) -> None:
         self._pool.release(slot, length)
-        self._pending[slot].cut(length)
+        self._pending[slot].truncate(length)
 
     def close(self) -> None:
         """Release the memory."""
@@ -129,7 +129,7 @@ class NextToken:
     def _at(self, slot: int, position: int) -> _Pending:
         """Pending tokens of a slot in front of a position."""
         pending = self._pending[slot]
-        pending.cut(position)
+        pending.truncate(position)
         if pending.end != position:
             self._pending[slot] = pending = _Pending(position)
         return pending

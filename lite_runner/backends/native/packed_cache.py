@@ -62,7 +62,7 @@ _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}
 _ENTRY_BYTES = 280  # of a tensor in the header, at most
 _PREFIX = 8  # bytes of the header's length
 _THREADS = 4  # hashing releases the GIL
-_DAMAGED = "damaged layers"  # what is remembered of a file
+_DAMAGED = "damaged layers"  # cached about a file
 
 
 def packed_model(

@@ -78,7 +78,7 @@ class PrefixFiles:
         self._reserve, self._usable = reserve, usable
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
-        made_from += [environment.multiplies_pairs()]  # which rounds in attention
+        made_from += [environment.multiplies_pairs()]  # those kernels round in attention
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
         self._folder = cache_dir() / user_cache.PREFIXES / self._root.hex()[:_DIGEST]
         self._known: set[str] = set()  # names of files that are there, or about to be
@@ -162,13 +162,13 @@ class PrefixFiles:
         if len(self._had) > _REMEMBERED:
             self._had.clear()
         size = self._model.bytes_of(BLOCK)
-        if self._allowance.left < size:
+        if self._allowance.available < size:
             return False
         self._allowance.take(size)
         return True
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued blocks."""
         self._writer.shutdown()
         self._readers.shutdown()
 
@@ -213,7 +213,7 @@ class PrefixFiles:
                 self._room = self._trim(block.nbytes)
             if block.nbytes <= self._room:
                 make_folder(cache_dir())
-                with contextlib.suppress(OSError):  # which the next line tells of
+                with contextlib.suppress(OSError):  # noted by the next line
                     self._folder.parent.mkdir(mode=0o700, exist_ok=True)
                 with atomic_write(self._folder / name, block.nbytes) as file:
                     file.write(_checksum(name, block.data))

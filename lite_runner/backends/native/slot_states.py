@@ -1,6 +1,6 @@
 """Recurrent states of the cache slots, which cannot be cut to a prefix as keys can.
 
-A state stands behind the last token of its slot. Snapshots of it are kept after some earlier
+A state is that after the last token of its slot. Snapshots of it are kept after some earlier
 tokens, from which a text with the same prefix continues, and another one in front of tokens that
 may be taken back (drafts). Where a row begins at any other token (drafts that were refused, a step
 that was interrupted and is repeated), it begins at the snapshot before it instead: the tokens of
@@ -20,7 +20,7 @@ from lite_runner.backends import Row
 
 SPACING = 128  # tokens: snapshots are behind multiples of it
 SNAPSHOTS = 4  # of a slot, at most
-_UNKNOWN = -1  # where a state stands while it is written
+_UNKNOWN = -1  # position of a state that is being written
 
 
 class SlotStates:
@@ -35,7 +35,7 @@ class SlotStates:
         slots = len(states)
         self._tokens = np.zeros((slots, length), np.int32)
         self._end = [0] * slots
-        self._drafts = [_UNKNOWN] * slots  # where the state before drafts stands
+        self._drafts = [_UNKNOWN] * slots  # position of the state before drafts
         # By the number of tokens before. Snapshots never change, so that slots share them.
         self._kept: list[dict[int, NDArray[np.float32]]] = [{} for _ in range(slots)]
 

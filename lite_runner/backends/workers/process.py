@@ -175,8 +175,8 @@ class WorkerProcess:
             self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
             code = self._process.returncode
             self.close()
-            message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
-            if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
+            message, lacking = _exit_status(code), memory.killed(code, self._kills_before)
+            if lacking or (code == -signal.SIGABRT and memory.reports_out_of_memory(self._tail())):
                 message += f"; {lacking}" if lacking else " (out of memory)"
                 raise self._error(
                     EnvironmentFault, f"{doing}: {product} {message}", memory.TAKE_LESS
@@ -237,7 +237,7 @@ class WorkerProcess:
         return os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
 
 
-def _how_it_ended(code: int | None) -> str:
+def _exit_status(code: int | None) -> str:
     if code is None:
         return "closed its end of the pipe"
     if code < 0:

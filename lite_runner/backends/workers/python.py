@@ -25,7 +25,7 @@ class WorkerPython:
     folder: str  # its environment in a checkout, as `target` makes it
     cached: str  # and in the cache folder
     target: str  # of make
-    elsewhere: str  # how it is made without a checkout; {cached} is the folder in the cache
+    elsewhere: str  # command to create it without a checkout; {cached} is the folder in the cache
 
     @property
     def remedy(self) -> str:

@@ -86,7 +86,7 @@ def write_folder(
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Write the weights and config.json into `folder`, matrices in the nearest integers, or those
-    that `calibrated` tensors have. `advance` is told of each tensor. Raises ArtifactError and
+    that `calibrated` tensors have. `advance` is called for each tensor. Raises ArtifactError and
     EnvironmentFault."""
     layers, wanted = _linear_layers(model, quantization), schemes(model, quantization)
     held = Counter(one.hugging_face for one in parameters(model))

@@ -20,7 +20,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import Index, LazyTensor, with_rows
 
-# Where an expert's matrix is in transformers' tensors [experts, rows, in]: gate lies before up.
+# Place of an expert's matrix in transformers' tensors [experts, rows, in]: gate before up.
 _FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows
     "expert_gate": ("gate_up_proj", 0, 2),
     "expert_up": ("gate_up_proj", 1, 2),

@@ -50,7 +50,7 @@ _HEAD_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
-    """A matrix [out, in] in GGUF's blocks, which lie along its rows."""
+    """A matrix [out, in] in GGUF's blocks, which run along its rows."""
 
     type_name: str  # such as Q4_K
     data: NDArray[np.uint8]  # [out, bytes of a row], maybe a view of the file

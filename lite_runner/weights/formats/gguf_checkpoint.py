@@ -343,7 +343,7 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
 
 
 def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows of q or k of which the two of each rotation lie side by side."""
+    """Rows of q or k in which the two of each rotation are adjacent."""
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
 

@@ -147,7 +147,7 @@ def _string_starts(data: memoryview, count: int) -> NDArray[np.int64]:
     """
     window = np.frombuffer(data, np.uint8, min(len(data), _USUAL_STRING * count))
     zeros = window == 0
-    for step in (1, 2, 3):  # where 2, 4 and then 7 zeros begin
+    for step in (1, 2, 3):  # runs of 2, 4 and then 7 zeros
         zeros = zeros[step:] & zeros[:-step]
     lengths_at = np.flatnonzero(zeros[1:])[:count]
     starts = np.append(0, lengths_at + window[lengths_at] + 8) + 8

@@ -101,9 +101,9 @@ def write_gguf(
 
     `tokenizer`: the keys of its metadata; `search`: for the scales of blocks; `importance`: of the
     inputs of its tensors [experts or 1, in], which the integers are chosen by; `finer`: parameters
-    that become Q8_0. A tensor at a time is in memory; `advance` is told of each. Raises ConfigError
-    for a model that GGUF has no words for, EnvironmentFault and ArtifactError; nothing half-written
-    gets the final name.
+    that become Q8_0. A tensor at a time is in memory; `advance` is called for each. Raises
+    ConfigError for a model that GGUF cannot express, EnvironmentFault and ArtifactError; nothing
+    half-written gets the final name.
     """
     import gguf
 

@@ -72,7 +72,7 @@ def write_folder(
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Write the weights into `folder`, matrices in the nearest integers, or those that `calibrated`
-    tensors have. `advance` is told of each tensor. Raises ArtifactError and EnvironmentFault."""
+    tensors have. `advance` is called for each tensor. Raises ArtifactError and EnvironmentFault."""
     layers, scheme = linear_layers(model, quantization, stored_name), quantization.linear
     assert scheme is not None
     entries: list[Entry] = []

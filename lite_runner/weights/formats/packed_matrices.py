@@ -442,7 +442,7 @@ def _from_words(
 
 
 def _codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Codes [n, count] in the order in which they lie in words [n, width]."""
+    """Codes [n, count] in the order in which words [n, width] hold them."""
     stored = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return stored

@@ -42,7 +42,7 @@ class PackedMatrix:
     zeros: Callable[[], NDArray[Any]] | None = None  # the same shape; None: the middle of the range
     index: Callable[[], NDArray[np.int64]] | None = None  # the group of each column
     codes: Codes = "integers"
-    zero: int = 0  # where there are no zeros
+    zero: int = 0  # without zero points
     block: int = 1  # rows that share a scale
     scale_bytes: int = 2
     table: Callable[[], NDArray[np.float32]] | None = None  # the values of 4-bit codes

@@ -226,7 +226,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class NotTensors(Exception):
-    """The pickle is broken or holds anything but tensors; the message says what."""
+    """The pickle is broken or holds other objects than tensors; the message names them."""
 
 
 @dataclass(frozen=True)

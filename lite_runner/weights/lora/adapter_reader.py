@@ -291,7 +291,7 @@ def tensors_by_module(
 
 
 def digest(adapter: Adapter) -> str:
-    """SHA-256 of an adapter's config and weights, which identifies what is derived from them."""
+    """SHA-256 of an adapter's config and weights, which identifies files derived from them."""
     if adapter.folder.suffix == GGUF:
         return sha256_of(adapter.folder)
     return sha256_of(read_settings(adapter.folder).where, weights_of(adapter.folder))

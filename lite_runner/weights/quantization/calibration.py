@@ -1,4 +1,4 @@
-"""A text through a model, a layer at a time, and what it gives each matrix.
+"""A text through a model, a layer at a time, and the inputs of each matrix.
 
 Of the inputs x of a matrix that is their gram matrix (the sum of x x^T), or its diagonal alone.
 """

@@ -91,7 +91,7 @@ def scale_channels(
     product: Product,
     fixed: Container[str],
 ) -> set[Parameter]:
-    """Scale channels of a layer that has seen its inputs; returns what has other values now.
+    """Scale channels of a layer that has seen its inputs; returns the changed tensors.
 
     Matrices whose names are `fixed` stay as they are.
     """

@@ -147,7 +147,7 @@ def calibrated(
 
     `around_zero`: in the form of `quantize_around_zero`. Layers that are `kept` are not computed
     again. A layer at a time is in memory as floats, beside its inputs and what is quantized.
-    `advance` is told of each layer. Raises ArtifactError and EnvironmentFault.
+    `advance` is called for each layer. Raises ArtifactError and EnvironmentFault.
     """
 
     @lru_cache(maxsize=1)  # by matrices that multiply the same inputs

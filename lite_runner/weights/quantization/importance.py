@@ -38,7 +38,7 @@ def measured_importance(
     advance: Callable[[int], None] = lambda count: None,
 ) -> Importance:
     """The importance of the inputs of linear layers, for the token ids of `texts` [n, T]. A
-    layer at a time is in memory as floats; `advance` is told of each. Raises ArtifactError."""
+    layer at a time is in memory as floats; `advance` is called for each. Raises ArtifactError."""
     found: dict[str, dict[int, NDArray[np.float32]]] = {}
     for layer, ours in layers_on(tensors, model, texts, whole=False, product=product):
         for one in ours:

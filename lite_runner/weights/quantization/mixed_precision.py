@@ -54,7 +54,7 @@ def measured_costs(
 ) -> _Costs:
     """The divergence that 4 bits cost of the matrices that go together, over the token ids of
     `texts` [n, T]. A layer at a time is in memory as floats, beside what comes out of it of each
-    layer rounded before; `advance` is told of each. Raises ArtifactError."""
+    layer rounded before; `advance` is called for each. Raises ArtifactError."""
     table, wanted = parameters(model), schemes(model, quantization)
     streams: list[Sequence[Floats | None]] = [[None] * len(texts)]  # exact; with each layer rounded
     shares: list[_Costs] = []

@@ -44,7 +44,7 @@ class QuantizedTensor:
     zeros: NDArray[np.int8] | None = None  # [rows, columns / group]; None: `zero` everywhere
     order: NDArray[np.int32] | None = None  # [columns]: the input of each column; None: as they lie
     codes: Codes = "integers"  # e4m3: q is a float of 8 bits, in a uint8
-    table: NDArray[np.float32] | None = None  # [16]: what q stands for, of 4 bits
+    table: NDArray[np.float32] | None = None  # [16]: the value of each q of 4 bits
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -236,7 +236,7 @@ def write_quantized(
     """Write the weights and the manifest into `folder`, which holds the files beside them;
     `tensors` are of `with_quantization`, `source` is the checkpoint that they are of.
 
-    `advance` is told of each tensor. A matrix at a time is in memory. Raises EnvironmentFault where
+    `advance` is called for each tensor. A matrix at a time is in memory. Raises EnvironmentFault if
     the disk is too small, which is found before anything is read, and ArtifactError.
     """
     matrices = schemes_of(tensors)

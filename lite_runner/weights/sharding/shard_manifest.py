@@ -1,6 +1,6 @@
 """manifest.json beside each rank's shard: which shard of which model it is, and its SHA-256.
 
-It lies in the rank's own folder, so that ranks may be written one by one.
+It is in the rank's own folder, so that ranks may be written one by one.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class GraphCellEngine:
         return bound
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """The outputs for what the bound arrays hold now; the first run of a graph compiles it.
+        """The outputs for the contents of the bound arrays; the first run of a graph compiles it.
 
         Raises ArtifactError where the graph does not take these inputs.
         """

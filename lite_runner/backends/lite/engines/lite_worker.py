@@ -94,7 +94,7 @@ class LoadedGraph:
 
 
 class LiteWorker:
-    """The operations of the requests. They raise what Lite raises."""
+    """The operations of the requests. They raise Lite's errors."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self.lite: Any = None

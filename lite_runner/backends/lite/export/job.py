@@ -119,12 +119,12 @@ def default_length(model: Decoder) -> int:
 
 
 def spec_of(settings: ExportSettings, files: ModelFiles, slots: int, length: int) -> ExportSpec:
-    """The export that a config asks for; what it leaves open is as the first engine here runs it.
+    """The export that a config asks for; unset settings suit the first engine here that runs it.
 
     Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
     that is not here.
     """
-    if settings.in_mindformers:  # which writes its network without a cache
+    if settings.in_mindformers:  # MindFormers writes its network without a cache
         return ExportSpec("no_cache", "mindir", False, "float32", "CPU", False, slots, length)
     key = encryption_key(settings.infer.enc_key)
     device = device_of(settings.context.device_target, dry_run=settings.dry_run)
@@ -192,7 +192,7 @@ def check_length(length: int, asked: int | None) -> None:
 
 
 def choose_layout(settings: ExportSettings, model: Decoder, target: Device) -> Layout:
-    """The layout that export.layout names; of "auto", by target, engine and what is installed."""
+    """The layout that export.layout names; of "auto", by target, engine and installed packages."""
     if settings.export.chosen_layout is not None:
         return settings.export.chosen_layout
     if settings.full_graph:

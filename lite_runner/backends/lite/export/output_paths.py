@@ -39,7 +39,7 @@ class OutputPaths:
         return cls(folder, stems, overwrite)
 
     def check(self) -> None:
-        """Raises ConfigError where something stands there already."""
+        """Raises ConfigError if the path exists already."""
         taken = [self.folder]
         if self.stems is not None:
             names = [MANIFEST]
@@ -71,7 +71,7 @@ class OutputPaths:
             ) from error
 
     def has_own_yaml(self) -> bool:
-        """True if graphs go beside a yaml of the user's; of two nobody would know which holds."""
+        """True if graphs go beside a yaml of the user's, which a second one would contradict."""
         if self.stems is None or not self.folder.is_dir():
             return False
         return any(not is_ours(path) for path in yamls_in(self.folder))
@@ -79,7 +79,7 @@ class OutputPaths:
     def take(self, written: Path) -> None:
         """Give the finished artifact `written`, on the same disk, its name."""
         if self.stems is None:
-            # Where another process was first, its artifact has been verified like this one.
+            # If another process was first, its artifact has been verified too.
             if self.overwrite or not self.folder.exists():
                 put_in_place(written, self.folder)
         else:

@@ -72,7 +72,7 @@ def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
     Several ranks have met, and each calls this: each writes and verifies its graphs, and the first
     does the rest.
 
-    Raises ConfigError where something stands there already, ArtifactError where the engine
+    Raises ConfigError if the path exists already, ArtifactError where the engine
     computes something else, EnvironmentFault where memory or disk do not suffice, or the engine
     reads no MindIR of this MindSpore.
     """
@@ -350,7 +350,7 @@ def verify(
             finally:
                 backend.close()
         largest = np.abs(expected).max()
-        if manifest.sampled:  # a 1 at the token it chose: how far is that one from the likeliest?
+        if manifest.sampled:  # a 1 at the chosen token
             error = float((expected.max(-1) - (expected * got).sum(-1)).max() / largest)
         else:
             error = float(np.abs(got - expected).max() / largest)
