@@ -413,7 +413,7 @@ def scores() -> Callable[[Backend, NDArray[np.int32]], NDArray[np.float64]]:
 
 @pytest.fixture(scope="session")
 def relative_error() -> Callable[[NDArray, NDArray], float]:
-    """The largest difference, as a part of what is largest in the second."""
+    """The largest difference, relative to the largest value of the second."""
     return lambda got, expected: float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
@@ -552,7 +552,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what the tests changed in the checkout, and those that were left out, and why."""
+    """Name files of the checkout that tests changed, and skipped tests with the reason."""
     changed = terminalreporter.config.stash.get(left_behind.CHANGED, [])
     if changed:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)

@@ -1,4 +1,4 @@
-"""The folder of somebody who tries the commands of README and docs/: the files that they name."""
+"""The folder for the commands of README and docs/: the files that they name."""
 
 from __future__ import annotations
 

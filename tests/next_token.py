@@ -113,7 +113,7 @@ def config_at(folder: Path) -> Decoder:
 
 
 def with_layer(folder: Path, slots: int, length: int) -> NativeBackend:
-    """The backend of what `write_with_layer` wrote."""
+    """The backend of the files of `write_with_layer`."""
     from lite_runner.architectures.next_token import next_token_layer
     from lite_runner.backends.native.backend import NativeBackend, NativeOptions
     from lite_runner.backends.native.next_token import NextToken

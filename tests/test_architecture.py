@@ -1,4 +1,4 @@
-"""The shape of the source: who imports whom, how long files are, what is never called.
+"""The shape of the source: imports, lengths of files, and unused code.
 
 No cap on imports or parameters: such caps were met by cutting modules into slices."""
 
@@ -457,7 +457,7 @@ def test_importing_it_never_imports_mindspore(start: str) -> None:
 
 @cache
 def names_of(module: str) -> set[str]:
-    """Names that a module of the package binds, in whatever scope, and its submodules."""
+    """Names that a module of the package binds in any scope, and its submodules."""
     folder = PACKAGE.parent / module.replace(".", "/")
     package = (folder / "__init__.py").exists()
     found = {one.stem for one in folder.iterdir()} if package else set()
@@ -519,7 +519,7 @@ def test_nothing_runs_untrusted_input(path: Path) -> None:
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c`; "" for what is no name."""
+    """`a.b.c`; "" for other expressions."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

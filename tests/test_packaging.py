@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it runs far from the checkout; and the pins."""
+"""The wheel: its contents, and a run far from the checkout; and the pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins: Python files of the user's are run, and register what a run then finds."""
+"""Plugins: Python files of the user's are run, and their registrations are found."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def line(tmp_path: Path, llama_called_mine: Path) -> list[str]:
-    """A run of a tiny Llama whose config.json calls it by a name that nobody knows."""
+    """A run of a tiny Llama whose config.json has an unknown name."""
     line = [
         "model=auto",
         f"load_checkpoint={llama_called_mine}",

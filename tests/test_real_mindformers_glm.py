@@ -122,7 +122,7 @@ def test_both_names_of_the_embedding(tmp_path: Path) -> None:
 
 
 def test_to_hugging_face_and_back(tmp_path: Path) -> None:
-    """Fused as both have it, whatever is done between."""
+    """Fused as both have it, with any steps between."""
     convert(GLM2 / "plain" / "glm2.ckpt", CONFIG, tmp_path / "theirs", "huggingface")
     convert(tmp_path / "theirs", CONFIG, tmp_path / "back.ckpt", "ckpt")
     convert(GLM2 / "plain" / "glm2.ckpt", CONFIG, tmp_path / "once.ckpt", "ckpt")

@@ -1,4 +1,4 @@
-"""Parameters, memory and the communication of ranks, against what is published and written."""
+"""Parameters, memory and the communication of ranks, against published and written numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run_lite.py verify RUN: the same bits again, and what differs where they are not."""
+"""run_lite.py verify RUN: the same bits again, or the differences."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _existing_file(given: str, key: str) -> Path:
     others = [path.with_name(f"{stem}{end}") for end in (".mindir", "_graph.mindir")]
     found = [other for other in others if other.is_file()]
     if len(found) == 1:
-        progress.note(f"{path}: no such file, but {found[0].name} exists")
+        progress.note(f"{path}: no such file; using {found[0].name}")
         return found[0]
     if found:
         raise ArtifactError(

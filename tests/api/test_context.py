@@ -1,4 +1,4 @@
-"""Several cards from Python: what a config says of them, and scripts under msrun and in loops."""
+"""Several cards from Python: their settings in a config, and scripts under msrun and in loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that exported graphs, and what lies beside them, mean."""
+"""The models of exported graphs, told by the files beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline(): its ways to be called online, and what it refuses."""
+"""pipeline(): its ways to be called online, and its errors."""
 
 from __future__ import annotations
 

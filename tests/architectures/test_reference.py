@@ -1,4 +1,4 @@
-"""The network that defines what descriptions mean, against transformers."""
+"""The reference network, which defines the meaning of descriptions, against transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rank tables that others write: each form with its source, and what is read from it.
+"""Rank tables of other tools: each form with its source, and its reading.
 
 The files are in tests/fixtures/rank_tables, with other addresses than the sources have.
 """
@@ -23,7 +23,7 @@ OPERATOR = "MindCluster, component/ascend-operator/pkg/ranktable/common"
 
 @dataclass(frozen=True)
 class Form:
-    """A file and what it says."""
+    """A file and its contents."""
 
     file: str
     source: str

@@ -1,4 +1,4 @@
-"""benchmarks/bench.py over engines that only say what they measured."""
+"""benchmarks/bench.py over engines that only print measurements."""
 
 from __future__ import annotations
 

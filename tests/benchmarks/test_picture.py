@@ -1,4 +1,4 @@
-"""benchmarks/picture.py over tables of figures that nobody measured."""
+"""benchmarks/picture.py over tables of made-up figures."""
 
 from __future__ import annotations
 

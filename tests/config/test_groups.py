@@ -1,4 +1,4 @@
-"""Composing conf/: once for the same files, whatever is done with the answer."""
+"""Composing conf/: once for the same files, also if the result is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while several ranks generate: they write what there is, as a single process does."""
+"""Ctrl-C while several ranks generate: they write partial results, as a single process does."""
 
 from __future__ import annotations
 

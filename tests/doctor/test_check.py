@@ -1,4 +1,4 @@
-"""Findings, whatever a check does, and how they are told."""
+"""Findings of checks that fail in any way, and their report."""
 
 from __future__ import annotations
 

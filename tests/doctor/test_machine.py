@@ -53,7 +53,7 @@ def started(tmp_path: Path, form: str) -> subprocess.Popen[str]:
 
 
 def left(tmp_path: Path) -> list[psutil.Process]:
-    """Ranks, or what started them, that still live."""
+    """Ranks, or their launchers, that are still alive."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Task files: the built-in ones, lm_eval's, and what is refused by name."""
+"""Task files: the built-in ones, lm_eval's, and unsupported keys."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_damaged_files_end_in_runner_errors(tmp_path: Path) -> None:
 
 
 def reads(folder: Path) -> None:
-    """A reader that does what its file says."""
+    """A reader controlled by its file."""
     match (folder / "x").read_bytes():
         case b"ours":
             raise ArtifactError("x: broken")

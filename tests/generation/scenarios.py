@@ -116,7 +116,7 @@ def _prompt(stem: int, length: int, tail: Sequence[int]) -> NDArray[np.int32]:
 
 
 class Run:
-    """A scenario from its first step to its last, with what came of each request.
+    """A scenario from its first step to its last, with the results of each request.
 
     After every step it is checked who has a slot, who was given one, and what was computed.
     """

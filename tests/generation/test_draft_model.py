@@ -1,4 +1,4 @@
-"""Drafts by a model: the same tokens, whatever it drafts, and no more of its time than it gains."""
+"""Drafts by a model: the same tokens for any drafts, and no more time than it gains."""
 
 from __future__ import annotations
 

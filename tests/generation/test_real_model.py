@@ -1,4 +1,4 @@
-"""Tiny real models: what each of many requests gets in company is what it gets alone."""
+"""Tiny real models: each of many requests gets the same result in a batch as alone."""
 
 from __future__ import annotations
 

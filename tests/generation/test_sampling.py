@@ -84,7 +84,7 @@ def test_repetition_penalty_sees_prompt_and_generated_tokens() -> None:
 
 
 class NoThree:
-    """A guide that refuses token 3, and notes what was chosen."""
+    """A guide that refuses token 3, and notes the chosen tokens."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []

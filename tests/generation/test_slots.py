@@ -1,4 +1,4 @@
-"""Prompts go on from what slots hold: as far as it is theirs, and no further."""
+"""Prompts continue from tokens in slots, as far as they match."""
 
 from __future__ import annotations
 

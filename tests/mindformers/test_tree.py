@@ -1,4 +1,4 @@
-"""MindFormers' modules: what each offers, and what is said of the rest."""
+"""MindFormers' modules: the names of each, and the error for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""manifest.json of exports: what is wrong in one is told in a line, whatever it is."""
+"""manifest.json of exports: any error in one is a message of one line."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_graph_outside(manifest: Manifest, tmp_path: Path, name: str, listed: 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_graph_that_the_files_do_not_list(manifest: Manifest, tmp_path: Path, rank: int) -> None:
-    """It lies in the folder, but nobody knows its sha256."""
+    """It is in the folder, but without a known sha256."""
     names = ["model.mindir", "model.mindir"]
     names[rank] = "other.mindir"
     graph = replace(manifest.graphs["model"], file=names[0], others=(names[1],))

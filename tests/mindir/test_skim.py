@@ -36,7 +36,7 @@ def _inspect(path: Path) -> None:
 def reader(
     request: pytest.FixtureRequest, exported: Callable[..., Export], tmp_path: Path
 ) -> Reader:
-    """A copy of a graph, with what lies beside it, and what reads it."""
+    """A copy of a graph, with the files beside it, and its reader."""
     if request.param == "rewritten":
         _, folder, graphs = exported("llama", "resizable", rewritten=False)
     else:

@@ -1,4 +1,4 @@
-"""The static pair as files: names, inputs, and what the inputs mean."""
+"""The static pair as files: names, inputs, and the meaning of inputs."""
 
 from __future__ import annotations
 

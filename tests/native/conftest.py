@@ -124,7 +124,7 @@ class Operators:
 
 @functools.cache
 def _plain_head(hidden: int) -> Block:
-    """One that nobody wants logits of."""
+    """One without wanted logits."""
     norm = NormValues(np.ones(hidden, np.float32), None, 1.0)
     return packing.head(None, norm, None, hidden=hidden).block()
 

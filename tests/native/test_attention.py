@@ -355,7 +355,7 @@ def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) 
 
 @each(("cache", "window"), [*itertools.product(sorted(CACHES), (1, 45, 128, 172))])
 def test_keys_before_the_window_are_not_read(operators: Any, cache: str, window: int) -> None:
-    """A single token, or the first of some: what it does not see may be anything."""
+    """A single token, or the first of some: keys that it does not see may be anything."""
     layer = Layer(
         *(16, 1, 2, 16, True, False, False, False), cache=cache, weights="float32", window=window
     )

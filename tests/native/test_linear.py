@@ -31,7 +31,7 @@ FORMATS = (
 
 @dataclass
 class Made:
-    """A matrix as it is packed, and what its numbers are."""
+    """A packed matrix, and its values."""
 
     weight: matrices.Weight
     values: NDArray[np.float64]  # [out, in], inputs in the order of the columns

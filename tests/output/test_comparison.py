@@ -1,4 +1,4 @@
-"""Two runs, by their result.json and what they computed: what counts as the same."""
+"""Two runs, by their result.json and computed values, that count as the same."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def row(adapter: str | None, prompt: int, made: int) -> RowResult:
 
 
 def test_each_adapter_and_the_base_have_their_own() -> None:
-    """Prompts are counted once, however many sequences each has; one that nobody asks for is 0."""
+    """Prompts are counted once, however many sequences each has; an unused one is 0."""
     names = ["en", None, "en"]
     adapters = [SimpleNamespace(name="en", pairs=range(8)), SimpleNamespace(name="zh", pairs=[1])]
     job = Job(

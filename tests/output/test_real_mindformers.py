@@ -238,7 +238,7 @@ def test_the_same_tokens(process: MindFormersProcess, tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no cache"])
 def test_glm_6b(process: MindFormersProcess, tmp_path: Path, use_past: bool) -> None:
-    """Its MLP is in float16 whatever the yaml says: the same where the two largest are further
+    """Its MLP is in float16 for any yaml: the same where the two largest are further
     apart than the 0.03 that moves logits by."""
     model = reference_model("chatglm_6b")
     files = ModelFiles("ours", GLM / "model.safetensors", model, 0)
@@ -299,7 +299,7 @@ def test_sampling_with_1_9(later: MindFormersProcess, tmp_path: Path) -> None:
 
 
 def test_fixtures_and_sampling(process: MindFormersProcess, tmp_path: Path) -> None:
-    """The worker gives what MindFormers gave when the fixtures were made."""
+    """The worker gives the results of MindFormers in the fixtures."""
     expected = np.load(SAVED / "llama" / "expected.npz")
     rows = zip(expected["prompts"], expected["lengths"], strict=True)
     prompts = [row[:length].tolist() for row, length in rows]

@@ -31,7 +31,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run("key=value", ..., code=2)` in an empty folder; gives what it says on standard error."""
+    """`run("key=value", ..., code=2)` in an empty folder; returns its standard error."""
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
 
     def run(*overrides: str, code: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""run_mode=finetune from the command line, and what it wrote run again."""
+"""run_mode=finetune from the command line, and its output run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/ascend_smoke.sh over a Python that stands in: what it runs, and what its file holds."""
+"""scripts/ascend_smoke.sh over a stand-in for Python: its commands, and its file."""
 
 from __future__ import annotations
 

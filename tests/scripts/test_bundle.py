@@ -1,4 +1,4 @@
-"""scripts/bundle.sh refuses what it would do half."""
+"""scripts/bundle.sh refuses incomplete work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/make_mindrecord.py: what it writes is learned as the examples are."""
+"""scripts/make_mindrecord.py: its files are learned as the examples are."""
 
 from __future__ import annotations
 

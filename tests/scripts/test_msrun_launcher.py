@@ -1,4 +1,4 @@
-"""scripts/msrun_launcher.sh: what it makes of its arguments, and what of MindFormers' commands."""
+"""scripts/msrun_launcher.sh: its reading of its arguments, and of MindFormers' commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/sbom.py: what a wheel runs with, by its hashes, and what an environment holds."""
+"""scripts/sbom.py: the packages of a wheel by their hashes, and those of an environment."""
 
 from __future__ import annotations
 

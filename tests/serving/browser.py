@@ -100,7 +100,7 @@ class Browser:
         return found
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Into the focused element."""
         self._do("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
@@ -110,7 +110,7 @@ class Browser:
         self._do("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def focused(self) -> str:
-        """The id, else the name, else the tag of what has the focus."""
+        """The id, else the name, else the tag of the focused element."""
         found = self.evaluate(
             "(e => e.id || e.name || e.tagName.toLowerCase())(document.activeElement)"
         )
@@ -135,7 +135,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._do("Page.captureScreenshot")["data"]))
 
     def accessible(self) -> list[tuple[str, str]]:
-        """(role, name) of everything that a screen reader is told of."""
+        """(role, name) of everything exposed to a screen reader."""
         nodes = self._do("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", ""))

@@ -135,7 +135,7 @@ def test_keys_that_need_others(
 
 
 def look(watch: FolderWatch, served: Served) -> None:
-    """Look at the folder once, and wait for what that began."""
+    """Poll the folder once, and wait for the tasks that this started."""
 
     async def whole() -> None:
         await watch.poll()
@@ -146,7 +146,7 @@ def look(watch: FolderWatch, served: Served) -> None:
 
 @pytest.fixture
 def watched(start: Start, tmp_path: Path) -> tuple[FolderWatch, Served, Path, list[str]]:
-    """A watch that loads a folder whose file says what it is, a folder, and what was read."""
+    """A watch that loads a folder as its file says, the folder, and the loaded names."""
     served, root, read = start(Slow()), tmp_path / "adapters", list[str]()
     del served.backend.adapters.known["b"]
     served.server.adapters = ("a",)

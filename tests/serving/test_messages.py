@@ -34,7 +34,7 @@ def start_with(start: Start, text: str) -> Served:
 
 
 def asked(served: Served, **more: Any) -> dict[str, Any]:
-    """The message, which is what its events make, too."""
+    """The message, which equals that of its events."""
     whole: dict[str, Any] = json.loads(sent(served, PATH, {**ASKED, **more}))
     content = sent(served, PATH, {**ASKED, **more, "stream": True}).decode()
     events = []

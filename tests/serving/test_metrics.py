@@ -1,4 +1,4 @@
-"""Metrics: what the Grafana dashboard asks for, and requests by key."""
+"""Metrics: the queries of the Grafana dashboard, and requests by key."""
 
 from __future__ import annotations
 

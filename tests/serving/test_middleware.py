@@ -1,4 +1,4 @@
-"""Connections that ask for nothing keep nobody else out."""
+"""Idle connections do not block others."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_large_bodies_cost_little(start: Start, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_values_are_those_outside_strings() -> None:
-    """As the parser counts them, whatever the strings have in them."""
+    """As the parser counts them, for any strings."""
     rng = random.Random(1)
 
     def value(depth: int) -> Any:

@@ -49,7 +49,7 @@ def events_of(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def asked(served: Served, **more: Any) -> dict[str, Any]:
-    """The response, which is what its events make, too."""
+    """The response, which equals that of its events."""
     content = sent(served, PATH, {**ASKED, **more})
     parsed = Response.model_validate_json(content, strict=True)
     assert set(unknown(parsed)) == MORE, content

@@ -1,4 +1,4 @@
-"""run_mode=serve from the command line: start, signals, and what it refuses to begin with."""
+"""run_mode=serve from the command line: start, signals, and refused settings."""
 
 from __future__ import annotations
 

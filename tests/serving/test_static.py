@@ -1,4 +1,4 @@
-"""The files of the page at `/`: what they hold, and under which headers they come."""
+"""The files of the page at `/`: their contents and headers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector:
-    """An HTTP server that keeps what it is sent."""
+    """An HTTP server that keeps its requests."""
 
     def __init__(self) -> None:
         self.got: Queue[tuple[str, Any, Any]] = Queue()

@@ -67,7 +67,7 @@ def test_an_unknown_module() -> None:
 
 
 def test_first_values_and_scales(tmp_path: Path) -> None:
-    """A is uniform within 1 / sqrt(in), B zero; what is written is read again."""
+    """A is uniform within 1 / sqrt(in), B zero; a written adapter is read back."""
     model = reference_model("llama")
     found = new_lora(model, lora(rslora=True), 3)
     for name, array in found.arrays.items():

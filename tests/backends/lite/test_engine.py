@@ -1,4 +1,4 @@
-"""GE options on Ascend: the preset of a processor, what is laid over it, what comes before it."""
+"""GE options on Ascend: the preset of a processor, its overrides, and sources before it."""
 
 from __future__ import annotations
 

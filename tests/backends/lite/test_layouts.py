@@ -140,7 +140,7 @@ def test_rows_that_want_no_logits(model: ResizableBackend, tokens: NDArray) -> N
 def test_a_slot_goes_on_from_an_earlier_position(
     model: ResizableBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a multiple of the chunk; to the bit. What it held from there on is gone."""
+    """At a multiple of the chunk; to the bit. Later contents are dropped."""
     monkeypatch.setattr("lite_runner.backends.lite.layouts.chunk_length", lambda heads, keys: 32)
     new = np.concatenate([tokens[:32], tokens[50:83]])
     fresh = [model.forward([Row(1, new, 0)]), model.forward([Row(1, tokens[:1], 65)])]

@@ -53,7 +53,7 @@ class TestLogits(LikeTransformers):
     def test_some_rows_in_another_order(
         self, case: str, make: Make, reference: Reference, relative_error: Error
     ) -> None:
-        """Over what the slots held before."""
+        """Over earlier contents of the slots."""
         known, backend = reference(case), make(case)
         known.run(backend)
         assert relative_error(known.run(backend, [3, 0, 2]), known.logits[:3]) <= TOLERANCE

@@ -30,7 +30,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_an_ascend_job_is_written_without_a_card(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has run it: what is written is what its own yamls have."""
+    """Untested with the real one: the yaml has the keys of its own yamls."""
     found = shown(
         capsys,
         *("model=tiny_qwen2", "context.device_target=Ascend", "context.device_id=2"),

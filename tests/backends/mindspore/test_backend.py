@@ -262,7 +262,7 @@ def test_rows_that_want_no_logits_one_and_many(
 def test_a_slot_goes_on_from_an_earlier_position(
     which: str, tokens: NDArray, request: pytest.FixtureRequest
 ) -> None:
-    """At a multiple of the chunk; to the bit. What it held from there on is gone."""
+    """At a multiple of the chunk; to the bit. Later contents are dropped."""
     model: MindSporeBackend = request.getfixturevalue(which)
     new = np.concatenate([tokens[:32], tokens[50:70]])
     fresh = [model.forward([Row(1, new, 0)]), model.forward([Row(1, tokens[:1], 52)])]

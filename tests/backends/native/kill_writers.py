@@ -27,7 +27,7 @@ def content(slot: int, start: int, _: int = 0) -> NDArray[np.uint8]:
 
 
 def files() -> PrefixFiles:
-    """Of a model whose slots hold what `content` says."""
+    """Of a model whose slots hold `content`."""
     model = SimpleNamespace(
         bytes_of=lambda _: SIZE, read_positions=content, has_positions=lambda *_: True
     )

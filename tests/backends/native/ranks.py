@@ -189,7 +189,7 @@ def compute(case: Case, ranks: Ranks, gather: Callable[[str], list[str]]) -> NDA
 
 
 def leave(case: Case, ranks: Ranks, gather: Callable[[str], list[str]]) -> str:
-    """The second rank leaves; what the first one then says."""
+    """The second rank leaves; the error of the first one."""
     native_peers.PATIENCE_S = 0.2
     backend = backend_of(case, ranks, gather)
     if ranks.rank == 1:

@@ -537,7 +537,7 @@ def test_a_text_is_scored_in_parts(reference: Reference) -> None:
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
 def test_a_slot_goes_on_from_an_earlier_position(cache: str, reference: Reference) -> None:
-    """Its earlier content from there on is gone."""
+    """Its earlier content from there on is dropped."""
     model = reference("llama").native(3, 100, cache=cache)
     old, new = tokens(1, 60), tokens(2, 20)
     model.forward([Row(1, old[:33], 0, logits=0), Row(0, tokens(4, 9), 0)])

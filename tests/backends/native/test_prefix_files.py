@@ -1,4 +1,4 @@
-"""Prefixes in files: what another run computed, to the bit; damaged, foreign and too many ones."""
+"""Prefixes in files: computed by another run, to the bit; damaged, foreign and too many ones."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_prefix_that_is_longer_than_windows_is_read(
 
 
 def test_prompts_together_with_files_slots_and_copies(opened: Open, known: Reference) -> None:
-    """Batches of prompts that begin alike, with what several runs before have left."""
+    """Batches of prompts that begin alike, with the files of several runs before."""
     generator = np.random.default_rng(7)
     begins = generator.integers(0, known.config.vocab_size, (2, 70)).astype(np.int32)
     plain = opened(None)

@@ -142,7 +142,7 @@ def test_quantized(
 
 
 def test_slots_keep_their_prefix(backend: Backend, prompts: list[NDArray]) -> None:
-    """Alone, beside others, after a copy, and of a prompt that begins anew."""
+    """Alone, beside others, after a copy, and of a prompt that starts over."""
     short, long = prompts[1], prompts[2]
     backend.forward([Row(0, short, 0), Row(1, long, 0)])
     following = [Row(0, FORCED[:1], len(short)), Row(1, FORCED[:1], len(long))]

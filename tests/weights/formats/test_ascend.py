@@ -1,4 +1,4 @@
-"""Checkpoints of MindSpore Golden Stick and msModelSlim: what they mean, and what is refused.
+"""Checkpoints of MindSpore Golden Stick and msModelSlim: their values, and refused ones.
 
 tests/fixtures/golden_stick: a matrix as mindspore_gs 1.0 (RTN) and 1.2 (PTQ) wrote it, and its
 floats; modelslim: matrices as the saver of msmodelslim 26.1 wrote them, and what they mean. Whole

@@ -29,7 +29,7 @@ KINDS = [Quantization("a16w4", 32), Quantization("a16w8")]
 
 
 def meant(folder: Path, name: str, bits: int) -> np.ndarray:
-    """A layer's weights, by what the format says of its tensors."""
+    """A layer's weights, computed from its tensors as the format describes."""
     stored = load_file(folder / "model.safetensors")
     rows, columns = stored[f"{name}.weight_shape"]
     words = stored[f"{name}.weight_packed"].view(np.uint32)

@@ -1,4 +1,4 @@
-"""Layouts of other tools: what describes them, and what is refused by its name, in one line."""
+"""Layouts of other tools: their descriptions, and refused ones by name, in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's files: real ones are read, and of whatever else is in a pickle nothing is run."""
+"""PyTorch's files: real ones are read, and no code of a pickle is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading adapters that peft wrote (tests/fixtures/adapters), and refusing what is wrong."""
+"""Reading adapters that peft wrote (tests/fixtures/adapters), and refusing invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA as GGUF: there and back, read by the gguf package, and what cannot be."""
+"""LoRA as GGUF: there and back, read by the gguf package, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters cut for several ranks: what the pieces make together, and when they are used again."""
+"""Adapters sharded for several ranks: the sum of the shards, and their reuse."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def opened(case: str) -> tuple[Decoder, dict[str, LazyTensor]]:
 def scaled(
     case: str, method: Scaling, fixed: tuple[str, ...] = ()
 ) -> Iterator[tuple[Layer, set[Parameter]]]:
-    """Each layer, and what has changed."""
+    """Each layer, and the changed tensors."""
     model, tensors = opened(case)
     for index, (layer, _) in enumerate(layers_on(tensors, model, TEXTS % 40, whole=True)):
         yield layer, scale_channels(layer, model, index, method, nearest, np.matmul, fixed)

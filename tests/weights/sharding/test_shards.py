@@ -1,4 +1,4 @@
-"""Cut, merged and cut anew, bit for bit; MindSpore's own transform as the judge."""
+"""Sharded, merged and resharded, bit for bit; MindSpore's own transform is the reference."""
 
 from __future__ import annotations
 

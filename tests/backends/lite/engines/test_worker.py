@@ -88,7 +88,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def python_that_runs(folder: Path, program: str) -> Path:
-    """A "Lite Python" that runs `program` whatever it is told; it gets both scripts."""
+    """A "Lite Python" that always runs `program`; it gets both scripts."""
     (folder / "program.py").write_text(textwrap.dedent(program))
     return script(folder / "python", f'exec "{sys.executable}" "{folder}/program.py" "$3" "$4"\n')
 
