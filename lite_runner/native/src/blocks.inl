@@ -1,4 +1,4 @@
-// Products with GGUF's blocks as they are: see BlockForm. What multiplies them is rounded to 16
+// Products with GGUF's blocks as they are: see BlockForm. Their inputs are rounded to 16
 // bits, 32 inputs by one scale; so the products of 32 inputs by weights times their integer scales
 // add up in 32 bits, and are exact up to there. Where those are too large, to 15 bits; and to 8 where
 // the matrix says so, which takes half as many products, but for groups with an outlier.

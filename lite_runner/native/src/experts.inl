@@ -27,7 +27,7 @@ inline void choose(const FeedForwardLayer& layer, float* logits, int64_t stride,
   for (int64_t c = 0; c < layer.chosen; ++c) {
     int64_t best = -1;
     for (int64_t i = 0; i < layer.experts; ++i) {
-      bool taken = false;  // by itself no sign of it: a logit may be infinite, or no number
+      bool taken = false;  // alone no sign of it: a logit may be infinite or NaN
       if (best < 0 || logits[i] > logits[best])
         for (int64_t t = 0; t < c; ++t) taken = taken || expert[t] == i;
       if (!taken && (best < 0 || logits[i] > logits[best])) best = i;

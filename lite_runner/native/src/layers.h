@@ -290,7 +290,7 @@ struct RecurrentLayer : Layer {
   int64_t window_floats() const { return (kernel - 1) * channels(); }
 };
 
-// The input of a layer that predicts a further token: of the token's embedding and of a hidden state,
+// The input of a multi-token prediction layer: of the token's embedding and of a hidden state,
 // each behind its norm.
 struct JoinLayer : Layer {
   Kind kind;
@@ -418,14 +418,14 @@ struct BoundLayer {
   int64_t windowed;      // 1: the cache's blocks are those of BoundModel's window_tables
 };
 
-// What the exchanges of a rank with its peers have taken so far: nanoseconds, and of these those until
+// Time of a rank's exchanges with its peers so far: nanoseconds, and of these those until
 // the others had come too (not of a collective between machines), and bytes that the rank gave; and
 // the last one.
 struct ExchangeTime {
   int64_t calls, spent, waited, bytes, began, ended, last_waited;
 };
 
-// What a layer has taken so far: nanoseconds, calls, tokens, keys that each of its tokens has seen,
+// Work of a layer so far: nanoseconds, calls, tokens, keys that each of its tokens has seen,
 // and keys of the sequences, each once a step; and the last call, on the clock that is steady.
 struct LayerTime {
   int64_t spent, calls, tokens, seen, read, began, ended;
@@ -441,9 +441,9 @@ struct BoundModel {
   float softcap;  // that tanh keeps logits within; 0: none
   int64_t prefix;  // 1: a step says the last key that each token sees
   int64_t capacity, vocabulary, slots, positions, rope_rows, logit_rows, adapter_slots;
-  Peers* peers;  // nullptr: nobody shares the model
+  Peers* peers;  // nullptr: one rank has the whole model
   int64_t first_token;
-  LayerTime* times;  // [count]; nullptr: nobody asks
+  LayerTime* times;  // [count]; nullptr: not recorded
   // [slots] a token of the step, behind which recurrent states are kept besides; -1: none.
   const int32_t* kept;
   // [slots, table_width]: the block of each chunk of a slot's positions, of `blocks`.

@@ -508,7 +508,7 @@ inline void with_activation(Activation activation, Body&& body) {
     body(QuickGelu{});
 }
 
-// What comes behind the network of a layer: see Side. `x` is the block's output so far.
+// The addition after the network of a layer: see Side. `x` is the block's output so far.
 inline void add_side(const FeedForwardLayer& layer, const Step& step, float* x) {
   const Side& side = layer.side;
   const int64_t count = step.count, hidden = layer.hidden;
@@ -632,7 +632,7 @@ inline void widen(const void* values, const uint16_t* scales, const uint16_t* mi
     const int64_t here = smaller_of(kPanel, rows - panel * kPanel);
     float factor[kPanel] = {}, lowest[kPanel] = {};
     const int8_t* first[kPanel];
-    for (int64_t c = 0; c < kPanel; ++c)  // behind the last row any row does, by zero
+    for (int64_t c = 0; c < kPanel; ++c)  // after the last row any row will do, times zero
       first[c] = static_cast<const int8_t*>(values) +
                  (panel * kPanel + smaller_of(c, here - 1)) * inputs * bits / 8;
     for (int64_t k = 0; k < inputs; ++k) {

@@ -90,7 +90,7 @@ inline __attribute__((always_inline)) void clear(Ints (&sums)[count][kParts]) {
     for (int64_t p = 0; p < kParts; ++p) sums[r][p] = Ints{};
 }
 
-constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows: what registers hold
+constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows that registers hold
 constexpr int64_t kIntegerTile = WIDTH == 16 ? 8 : 2;
 constexpr int64_t kSplitTile = WIDTH == 16 ? 4 : 1;  // rows up to which it pays that they are two bytes
 constexpr int64_t kItemBytes = 128 << 10;  // of a matrix, that a thread takes at least for one row

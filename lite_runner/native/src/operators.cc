@@ -91,7 +91,7 @@ bool has_avx512() {
 }
 #endif
 
-// "used", or why AMX's tiles are not; empty where the processor has none. `emulated`: it and the system
+// "used", or why AMX's tiles are not; empty if the processor has none. `emulated`: it and the system
 // are not asked.
 const char* state_of_amx([[maybe_unused]] bool emulated) {
 #if AMX
@@ -148,7 +148,7 @@ void compute_embedding(const BoundLayer& bound, const Step& step, const int32_t*
   chosen->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
 }
 
-// false: a kind that is not known, or one that needs words which the step has not, or keys before
+// false: an unknown kind, or one that needs words which the step does not have, or keys before
 // the `window` of a BoundModel.
 bool compute_layer(const BoundLayer& bound, const Step& step, int64_t window,
                    const int32_t* places, const float* rope, const float* x, float* out) {
@@ -198,7 +198,7 @@ void count_keys(const Step& step, int64_t window, LayerTime& time) {
   }
 }
 
-// `work`, which is of one layer; its time is added where somebody asks.
+// `work`, which is of one layer; its time is added if it is recorded.
 template <class Work>
 auto timed(const BoundModel* model, const BoundLayer* layer, const Step& step, Work&& work) {
   if (!model->times) return work();
@@ -269,7 +269,7 @@ const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
 // The name of the kernels in use.
 const char* lite_runner_instructions() { return chosen->name; }
 
-// Chooses other kernels, "" the best; 0 where this machine has them not.
+// Chooses other kernels, "" the best; 0 if this machine does not support them.
 int lite_runner_choose(const char* name) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   std::vector<const Kernels*> found = usable();
@@ -282,7 +282,7 @@ int lite_runner_choose(const char* name) {
   return 0;
 }
 
-// See state_of_amx, which this looks up anew; `emulated`: by a test.
+// See state_of_amx, which this looks up again; `emulated`: by a test.
 const char* lite_runner_amx(int emulated) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   return amx = state_of_amx(emulated != 0);
@@ -365,8 +365,8 @@ int lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, i
 
 // A step of a whole model. `words` [size]: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
 // adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, -1: out of memory, 1: a layer's
-// kind is not known, 2: the words name what the model has not, 3 + rank: that rank, which shares the
-// model, is gone.
+// kind is not known, 2: the words name parts that the model does not have, 3 + rank: that rank, which
+// shares the model, has ended.
 int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size, const float* rope,
                      const int32_t* places, float* x, float* logits) {
   return guarded([&] { return step_of(model, words, size, rope, places, x, logits); });

@@ -125,14 +125,14 @@ bool Peers::wait_for_all() {
 
 bool Peers::wait(int64_t rank) {
   Line& line = lines_[rank];
-  // A rank is ahead by one turn at most; turns begin anew behind the last.
+  // A rank is ahead by one turn at most; turns start over after the last.
   const auto ahead = [&](uint32_t turn) { return static_cast<int32_t>(turn - turn_) >= 0; };
   const auto there = [&] { return ahead(line.turn.load(std::memory_order_acquire)); };
   for (int spins = 0; spins < kSpins; ++spins) {
     if (there()) return true;
     pause_cpu();
   }
-  auto seen = Clock::now();  // that the rank is there
+  auto seen = Clock::now();  // that the rank is alive
   for (const auto end = seen + kYields; Clock::now() < end; sched_yield())
     if (there()) return true;
   while (!there()) {

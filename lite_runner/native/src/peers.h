@@ -39,16 +39,16 @@ class Peers {
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
-  int64_t lost() const { return lost_; }  // the rank that is gone; -1: none
+  int64_t lost() const { return lost_; }  // the rank that has ended; -1: none
 
   float* own() { return place(turn_, rank_); }
-  // Waits until all have written the first `count` numbers; false: one of them is gone, and nothing
+  // Waits until all have written the first `count` numbers; false: one of them has ended, and nothing
   // can be read.
   bool meet(int64_t count);
   // The numbers that a rank has written before all met.
   const float* of(int64_t rank) { return place(turn_ - 1, rank); }
 
-  // The exchanges from now on are timed here; nullptr: nobody asks.
+  // The exchanges from now on are timed here; nullptr: not recorded.
   void time(ExchangeTime* time) { time_ = time; }
 
   // An exchange of `count` numbers, from its making to its end.

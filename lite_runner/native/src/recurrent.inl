@@ -25,11 +25,11 @@ struct Run {
 struct Recurrence {
   const RecurrentLayer& layer;
   const Step& step;
-  const float* in;  // [count][stride]: what is convolved, gates
+  const float* in;  // [count][stride]: inputs of the convolution, gates
   int64_t stride;
   float* rates;  // [count][rates_stride]: of a delta net those of writing, then decays
   int64_t rates_stride;
-  float* mixed;  // [count][channels], what is convolved
+  float* mixed;  // [count][channels], inputs of the convolution
   float* state;  // of the first slot
   int64_t state_stride;
   float* out;  // [count][out_stride]

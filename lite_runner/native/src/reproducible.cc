@@ -12,7 +12,7 @@ namespace reproducible {
 
 const Kernels kReproducible = reproducible::kernels("reproducible");
 #if defined(__x86_64__)
-// Nothing is contracted without FMA, which x86-64 by itself has not: the same code.
+// Nothing is contracted without FMA, which plain x86-64 does not have: the same code.
 const Kernels kPortable = reproducible::kernels("portable");
 #endif
 

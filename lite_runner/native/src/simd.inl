@@ -1,4 +1,4 @@
-// Vectors of WIDTH floats in GCC's vector extensions, and what they lack.
+// Vectors of WIDTH floats in GCC's vector extensions, and operations that they lack.
 
 typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4)));
@@ -42,7 +42,7 @@ inline float float_of_half(uint16_t half) {
 #else
   uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
   float value;
-  if (rest >= 0x7c00u) {  // infinity or not a number
+  if (rest >= 0x7c00u) {  // infinity or NaN
     uint32_t bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13;
     __builtin_memcpy(&value, &bits, 4);
     return value;
@@ -186,7 +186,7 @@ inline Floats looked_up(const float* table, Ints index) {
 struct Table {
   const int8_t* entries;  // [16]
 
-  // Of the lower 4 bits of the halves of words, whatever lies above.
+  // Of the lower 4 bits of the halves of words, ignoring higher bits.
   Ints pairs(Ints indices) const {
 #if WIDTH == 16
     const __m256i twice = _mm256_broadcastsi128_si256(bytes());
@@ -228,7 +228,7 @@ struct Table {
 #endif
 };
 
-// Asks for what will be read soon. Into all caches: with the hint that it is read only once, an
+// Prefetches memory that will be read soon. Into all caches: with the hint that it is read only once, an
 // Emerald Rapids core reads memory at 8 GB/s, else at 27.
 template <int64_t bytes>
 inline __attribute__((always_inline)) void fetch(const void* from) {
@@ -268,10 +268,10 @@ inline float largest(Floats value) {
 #endif
 }
 
-// The largest magnitude in x [count]; not a number where one of them is none.
+// The largest magnitude in x [count]; NaN if one of them is.
 inline float bound_of(const float* x, int64_t count) {
   // Without their signs, the bits of floats are in the order of their values, and those of
-  // what is not a number come last.
+  // NaN come last.
   Ints most{};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {

@@ -21,7 +21,7 @@ __asm__(
 namespace lite_runner {
 namespace {
 
-// A worker without work looks out for some this long before it sleeps: longer than operators of
+// A worker without work spins this long before it sleeps: longer than operators of
 // one step are apart, short enough that other processes get the core.
 constexpr int kYields = 50;
 

@@ -25,7 +25,7 @@ inline void pause_cpu() {
 // Spins this often before it lets other processes have the core.
 constexpr int kSpins = 2000;
 
-// Waits for what another thread is about to do: there() is then true.
+// Waits for another thread: until there() is true.
 template <class There>
 void wait_until(There&& there) {
   for (int spins = 0; !there(); ++spins)

@@ -1,4 +1,4 @@
-// What the kernels of training take: see training.inl.
+// Arguments of the kernels of training: see training.inl.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What training computes: products of any two matrices, attention and its gradients, and what lies
+// Kernels of training: products of any two matrices, attention and its gradients, and the operations
 // between. Nothing is shared with other operators: several threads may be here at once.
 
 constexpr int64_t kProductRows = 256;  // of the first matrix, that stay in the L2 cache
@@ -277,7 +277,7 @@ struct Scores {
   int64_t keys() const { return end - first; }
 };
 
-// Keeps what attention needs for a block, up to `keys` keys.
+// Memory for the attention of a block, of up to `keys` keys.
 inline float* block_memory(ThreadMemory which, int64_t keys) {
   return thread_floats(which, kQueries * (keys + kLanes));
 }
