@@ -32,7 +32,7 @@ RUN_MODES = {
     "conversion/": ["convert"],
     "doctor/": ["doctor"],
     "output/completions.py": ["predict", "slora"],
-    "output/mindformers.py": ["predict"],
+    "output/completer.py": ["predict"],
     "output/scoring.py": ["eval"],
     "serving/": ["serve"],
     **{f"run_modes/{name}.py": [name] for name in options_of("run_mode")},

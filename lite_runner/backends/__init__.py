@@ -195,6 +195,57 @@ class Backend(Protocol):
         ...
 
 
+# The new tokens of a step, each with its row; its seconds; logits [rows, vocab], if they are kept.
+OnStep = Callable[[list[tuple[int, int]], float, NDArray[np.float32] | None], None]
+
+
+@runtime_checkable
+class Completer(Protocol):
+    """Completes prompts, and scores texts, by a loop of its own: it computes no rows of a
+    scheduler."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine in result.json."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Most prompts that are completed together."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text, prompt and generated."""
+        ...
+
+    def warm_up(self) -> float:
+        """Compile ahead of the first prompt, where that can be done; its seconds."""
+        ...
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        options: GenerationConfig,
+        seed: int,
+        on_step: OnStep,
+        *,
+        keep_logits: bool = False,
+    ) -> list[int] | None:
+        """Complete up to `slots` prompts, each by at most so many tokens of `limits`. Beam search
+        has no steps: it returns the tokens of the best beam, an end token included."""
+        ...
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """The log-likelihood of each of ids[1:] given those before it."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; idempotent."""
+        ...
+
+
 @runtime_checkable
 class GivesHidden(Backend, Protocol):
     """A backend that can return hidden states."""
@@ -448,6 +499,10 @@ class Seat(Protocol):
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """The backend with its weights. Several ranks must have joined. Raises RunnerError."""
         ...
+
+    def completer(self, files: ModelFiles, options: RunOptions) -> Completer | None:
+        """What takes the place of a backend, opened as that is; None: it computes rows."""
+        return None
 
 
 def seat(name: str) -> Seat:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
+from lite_runner.backends import Completer
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import BASE
 from lite_runner.config.schema import GenerateOptions
@@ -46,7 +47,7 @@ from lite_runner.output import (
     peak_rss_mib,
 )
 from lite_runner.plan import Job, Plan
-from lite_runner.plan.resources import open_planned, options_of
+from lite_runner.plan.resources import open_run
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort
 from lite_runner.text.spelling import StopChecker
@@ -479,14 +480,12 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     """The generator of a plan with its weights, for this replica's `job`. Raises RunnerError."""
     config = plan.config
     assert isinstance(config, GenerateOptions)
-    if plan.config.in_mindformers:
-        from lite_runner.backends.mindformers.run import open_mindformers
-        from lite_runner.output.mindformers import MindFormersGenerator
+    opened = open_run(plan, job, folder.path)
+    if isinstance(opened, Completer):
+        from lite_runner.output.completer import CompleterGenerator
 
-        options = replace(options_of(plan, job), folder=folder.path)
-        return MindFormersGenerator(open_mindformers(plan.model, options))
-    backend = open_planned(plan, job)
-    return Engine(backend, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up)
+        return CompleterGenerator(opened)
+    return Engine(opened, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up)
 
 
 def adapter_report(

@@ -1,4 +1,4 @@
-"""Perplexity: the log-likelihood of a text, window by window, by a backend or MindFormers."""
+"""Perplexity: the log-likelihood of a text, window by window."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.backends import Backend, seat
-from lite_runner.backends.mindformers.run import OpenMindFormers, open_mindformers
+from lite_runner.backends import Backend, Completer, seat
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.generation import Engine, Request
 from lite_runner.model import explained_nonfinite
 from lite_runner.output import Evaluation, Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.plan import Plan
-from lite_runner.plan.resources import open_planned, options_of
+from lite_runner.plan.resources import open_run
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
@@ -55,12 +54,12 @@ class BackendScorer:
         self._engine.close()
 
 
-class MindFormersScorer:
-    """MindFormers in its process, as a BackendScorer."""
+class CompleterScorer:
+    """A backend with a loop of its own, as a BackendScorer."""
 
-    def __init__(self, opened: OpenMindFormers) -> None:
-        self._opened = opened
-        self.engine = opened.engine
+    def __init__(self, completer: Completer) -> None:
+        self._completer = completer
+        self.engine = completer.engine
         self.compile_s = 0.0
 
     def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -72,13 +71,13 @@ class MindFormersScorer:
         return self._score(ids)
 
     def close(self) -> None:
-        self._opened.close()
+        self._completer.close()
 
     def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
+        return np.array(self._completer.score(ids.tolist()))
 
 
-Scorer: TypeAlias = BackendScorer | MindFormersScorer
+Scorer: TypeAlias = BackendScorer | CompleterScorer
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,7 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
 
     `began`: the time (time.perf_counter()) from which loading counts. Raises RunnerError.
     """
-    config, files = plan.config, plan.model
-    ids = np.array(plan.work.tokens[0], np.int32)
+    files, ids = plan.model, np.array(plan.work.tokens[0], np.int32)
 
     def keep(_: Window, found: NDArray[np.float64]) -> None:
         assert folder.values is not None
@@ -185,11 +183,8 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
             file.write(found.tobytes())
 
     scorer: Scorer
-    if config.in_mindformers:
-        options = replace(options_of(plan), folder=folder.path)
-        scorer = MindFormersScorer(open_mindformers(files, options))
-    else:
-        scorer = BackendScorer(open_planned(plan))
+    opened = open_run(plan, plan.work, folder.path)
+    scorer = CompleterScorer(opened) if isinstance(opened, Completer) else BackendScorer(opened)
     load_s = plan.seconds + time.perf_counter() - began
     with closing(scorer), explained_nonfinite(files):
         evaluation = evaluate(scorer, ids, size, stride, keep if folder.values else None)
@@ -198,7 +193,7 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
         plan,
         files.source,
         engine=scorer.engine,
-        evaluation=replace(evaluation, quant=str(seat(config.backend).quantization(files))),
+        evaluation=replace(evaluation, quant=str(seat(plan.settings.backend).quantization(files))),
         timing=Timing(load_s=load_s, compile_s=scorer.compile_s),
         peak_rss_mib=peak,
     )

@@ -17,8 +17,8 @@ from lite_runner.architectures.settings import TokenIds
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import Request, check_prefixes, with_ending
-from lite_runner.config.schema import ExportedOptions, RunConfig
-from lite_runner.config.sections import Ranks
+from lite_runner.config.schema import ComputeOptions, ExportedOptions, RunConfig
+from lite_runner.config.sections import ComputeSettings, Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
@@ -271,6 +271,12 @@ class Plan:
         """The files; of a plan that has them."""
         assert self.files is not None
         return self.files
+
+    @property
+    def settings(self) -> ComputeSettings:
+        """The settings that a backend takes; of a plan that computes."""
+        assert isinstance(self.config, ComputeOptions)
+        return self.config.settings
 
     @property
     def decoder(self) -> Decoder:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import Quant
-from lite_runner.backends import SMALLEST_CACHE, Backend, Growing, RunOptions, seat
-from lite_runner.config.schema import BACKENDS, CompareOptions, ComputeOptions, GenerateOptions
+from lite_runner.backends import SMALLEST_CACHE, Backend, Completer, Growing, RunOptions, seat
+from lite_runner.config.schema import BACKENDS, CompareOptions, GenerateOptions
 from lite_runner.config.sections import (
     RANDOM,
     AscendSettings,
@@ -205,19 +206,18 @@ def with_resources(plan: Plan, share: Job) -> Plan:
 
 def with_seat(plan: Plan, share: Job) -> Plan:
     """As `with_resources`, by the plan's own backend alone."""
-    config, files = plan.config, plan.model
-    assert isinstance(config, ComputeOptions)
-    options, chosen = options_of(plan, share), seat(config.backend)
+    files, options = plan.model, options_of(plan, share)
+    chosen, dry_run = seat(options.settings.backend), options.settings.dry_run
     chosen.check(files, options)
     # Not needed to open an exported model; counting would read the checkpoint's header.
-    asked = files.exported is None or config.dry_run or plan.ranks.size > 1
+    asked = files.exported is None or dry_run or plan.ranks.size > 1
     plan = replace(
         plan,
         why=chosen.describe(files, options),
-        dtype=chosen.dtype(files, options) if config.dry_run else "",
+        dtype=chosen.dtype(files, options) if dry_run else "",
         memory=chosen.memory(files, options) if asked else None,
     )
-    if config.dry_run:
+    if dry_run:
         hints = partial(memory_hints, files, options)
         plan = described(replace(plan, job=share), hints)
         return replace(plan, table=(*plan.table, *chosen.details(files, options)))
@@ -226,8 +226,9 @@ def with_seat(plan: Plan, share: Job) -> Plan:
 
 def _check_comparison(plan: Plan, share: Job) -> None:
     """Check that the backend of compare_backend= can compute its run. Raises ConfigError."""
-    name = plan.config.backend
-    options, other = options_of(plan, share), seat(name)
+    options = options_of(plan, share)
+    name = options.settings.backend
+    other = seat(name)
     # The checkpoint of an exported model is not located yet.
     if plan.model.exported is None and (why := other.unsupported(plan.model, options)):
         raise ConfigError(f"compare_backend={name}: {'; '.join(why)}")
@@ -236,15 +237,20 @@ def _check_comparison(plan: Plan, share: Job) -> None:
 
 def options_of(plan: Plan, job: Job | None = None) -> RunOptions:
     """The options of a backend for the plan's job, or a replica's share of it."""
-    config = plan.config
-    assert isinstance(config, ComputeOptions)
-    return run_options(config.settings, job or plan.work, plan.device, plan.ranks, plan.tokenizer)
+    return run_options(plan.settings, job or plan.work, plan.device, plan.ranks, plan.tokenizer)
 
 
-def open_planned(plan: Plan, job: Job | None = None) -> Backend:
-    """The backend with its weights, for the plan's job or a replica's share of it. Raises
-    RunnerError."""
-    return open_backend(plan.model, options_of(plan, job), plan.memory)
+def open_planned(plan: Plan) -> Backend:
+    """The backend with its weights. Raises RunnerError."""
+    return open_backend(plan.model, options_of(plan), plan.memory)
+
+
+def open_run(plan: Plan, job: Job, folder: Path) -> Backend | Completer:
+    """The backend with its weights, for a replica's share of the plan's job, or what takes its
+    place; `folder`: of the run, for files of an engine. Raises RunnerError."""
+    options = replace(options_of(plan, job), folder=folder)
+    completer = seat(options.settings.backend).completer(plan.model, options)
+    return completer or open_backend(plan.model, options, plan.memory)
 
 
 def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = None) -> Backend:
@@ -254,11 +260,7 @@ def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = N
     checked that they fit together. Raises RunnerError.
     """
     ascend = AscendSettings.of(options.settings.context)
-    if options.device == "Ascend":
-        from lite_runner.backends.mindspore.device import choose_device
-
-        choose_device(options.device, ascend)
-    elif options.ranks.rank == 0 and (told := ascend.no_effect(options.device)):
+    if options.ranks.rank == 0 and (told := ascend.no_effect(options.device)):
         progress.note(told)
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")

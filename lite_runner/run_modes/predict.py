@@ -204,7 +204,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     if config.only_save_strategy:
         _save_strategy(plan, folder, began)
         return
-    plan = _write_side_files(plan, folder)
+    if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
+        write_strategy_files(plan)
     if isinstance(config, ComparedOptions) and config.compare_backend is not None:
         from lite_runner.output.comparison import compared
 
@@ -221,25 +222,6 @@ def _save_strategy(plan: Plan, folder: RunFolder, began: float) -> None:
     source, size = plan.config.checkpoint_source, len(written)
     folder.write_result(Result.of_files(plan, source, began, world_size=size))
     progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")
-
-
-def _write_side_files(plan: Plan, folder: RunFolder) -> Plan:
-    """Write the strategy files and the GE options of a config; the plan reads these from
-    config.ini in the run folder. Raises ConfigError as `_save_strategy`."""
-    config = plan.config
-    assert isinstance(config, GenerateOptions)
-    if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
-        write_strategy_files(plan)
-    if not config.infer.has_ge_options:
-        return plan
-    from lite_runner.backends.lite.ge import FILE_NAME, ge_config, render
-
-    ge = ge_config(config.infer)
-    if ge is None or not ge.sections or config.infer.ge_preset is not None:
-        return plan
-    path = folder.write_text(FILE_NAME, render(ge.sections))
-    infer = replace(config.infer, ge_config_path=str(path), ge_options=None)
-    return replace(plan, config=replace(config, infer=infer))
 
 
 def write_strategy_files(plan: Plan) -> list[Path]:

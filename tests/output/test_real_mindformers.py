@@ -32,7 +32,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generator, Request
 from lite_runner.model import ModelFiles
 from lite_runner.native.packed_model import pack
-from lite_runner.output.mindformers import MindFormersGenerator
+from lite_runner.output.completer import CompleterGenerator
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.models import reference_model
@@ -147,7 +147,7 @@ def theirs(
     batch: int = 3,
     beams: int = 1,
     release: MindFormersRelease = V1_0_2,
-) -> MindFormersGenerator:
+) -> CompleterGenerator:
     model = files.model
     dtype = release.computed_in(model, "float32", use_past=use_past)
     rows = release.rows_together(model, beams if beams > 1 else batch, use_past=use_past)
@@ -165,7 +165,7 @@ def theirs(
     yaml = folder / "run.yaml"
     yaml.write_text(run.yaml(str(write_checkpoint(files, release, folder))))
     process.load(yaml)
-    return MindFormersGenerator(OpenMindFormers(process, run, folder, ExitStack()))
+    return CompleterGenerator(OpenMindFormers(process, run, folder, ExitStack()))
 
 
 def ours(files: ModelFiles) -> Engine:

@@ -135,7 +135,7 @@ def test_an_interrupted_run_writes_what_there_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = FakeBackend({1: KeyboardInterrupt()})
-    monkeypatch.setattr(scoring, "open_planned", lambda *_, **__: scorer)
+    monkeypatch.setattr(scoring, "open_run", lambda *_, **__: scorer)
     (folder / "text.txt").write_text("\x01" * 40)
     found = run("eval_window=10", code=130)["evaluation"]
     assert found["interrupted"] and found["windows"] == 1
@@ -158,7 +158,7 @@ def test_a_text_that_cannot_be_scored_ends_in_2_before_loading(
     content: bytes,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(scoring, "open_planned", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(scoring, "open_run", lambda *_, **__: pytest.fail("loaded"))
     (folder / "text.txt").write_bytes(content)
     refused(EVAL, 2)
     assert expected in capsys.readouterr().err

@@ -50,12 +50,12 @@ def test_the_documents_first_step_of_sharding(capsys: pytest.CaptureFixture[str]
     assert [path.stat().st_mtime_ns for path in sorted(written.iterdir())] == times
 
 
-def test_the_first_rank_of_a_run_writes_them() -> None:
+def test_the_first_rank_of_a_run_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "complete", lambda *_: None)
     words = [*PREDICT, "parallel=tp2", "parallel.strategy_ckpt_save_file=x.ckpt"]
     config, _ = resolve(parse(words, heads()))
     for rank in (1, 0):
-        plan = Plan(config=config, ranks=Ranks(rank, 1, 2))
-        assert predict._write_side_files(plan, RunFolder(Path())) is plan
+        predict.run(Plan(config=config, ranks=Ranks(rank, 1, 2)), RunFolder(Path()))
         assert bool(list(Path().rglob("*.ckpt"))) is (rank == 0)
 
 

@@ -9,7 +9,7 @@ import configparser
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError
 from lite_runner.model.exported_model import FILE_NAME as FILE_NAME
 from lite_runner.records import dataclass
-from lite_runner.system.files import read_small
+from lite_runner.system.files import atomic_write, read_small
 
 # Lite starts HCCL, and sets ge.exec.isUseHcom, only for a rank table in this section.
 CONTEXT, RANK_TABLE = "ascend_context", "rank_table_file"
@@ -97,6 +97,18 @@ def ge_config(infer: Infer) -> GeConfig | None:
         section: dict(_flatten(options, "")) for section, options in infer.ge_options.items()
     }
     return GeConfig(sections={name: options for name, options in sections.items() if options})
+
+
+def in_folder(infer: Infer, folder: Path) -> Infer:
+    """The section with the sections of a config written to config.ini in `folder`, of a run; as it
+    is where those of this machine's processor come first. Raises EnvironmentFault."""
+    ge = None if infer.ge_preset is not None else ge_config(infer)
+    if ge is None or not ge.sections:
+        return infer
+    path = folder / FILE_NAME
+    with atomic_write(path) as file:
+        file.write(render(ge.sections).encode("utf-8", errors="backslashreplace"))
+    return replace(infer, ge_config_path=str(path), ge_options=None)
 
 
 def ge_errors(infer: Infer) -> Iterator[Invalid]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lite_runner.backends import RunOptions, Seat
+from lite_runner.backends import Backend, RunOptions, Seat
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class MindFormersSeat(Seat):
-    """See `lite_runner.backends.Seat`. It generates by itself: what it opens computes no rows
-    of a scheduler. What its release cannot compute, all but `unsupported` raise as ConfigError."""
+    """See `lite_runner.backends.Seat`. What its release cannot compute, all but `unsupported` raise
+    as ConfigError."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         if not options.settings.runs_mindformers:
@@ -50,10 +50,10 @@ class MindFormersSeat(Seat):
         text = _run(files, options).yaml(options.settings.source.checkpoint)
         return f"{FILE_NAME}:", text.rstrip()
 
-    def open(  # type: ignore[override]
-        self, files: ModelFiles, options: RunOptions
-    ) -> OpenMindFormers:
-        """MindFormers with the model. Several ranks must have joined. Raises RunnerError."""
+    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+        raise NotImplementedError("MindFormers computes no rows: see completer")
+
+    def completer(self, files: ModelFiles, options: RunOptions) -> OpenMindFormers:
         from lite_runner.backends.mindformers.run import open_mindformers
 
         return open_mindformers(files, options)

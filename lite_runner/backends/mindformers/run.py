@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends import RunOptions
+from lite_runner.backends import OnStep, RunOptions
 from lite_runner.backends.lite.export.job import ExportJob
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.export.writer import adopt
 from lite_runner.backends.mindformers.process import (
     START_SECONDS,
+    Batch,
     MindFormersProcess,
     WorkerGroup,
     free_port,
@@ -61,6 +65,7 @@ FILE_NAME = "mindformers.yaml"  # in the run folder
 KEY = "parallel_config.model_parallel"
 # Measured with tiny models and SmolLM2: both processes, and the graphs of each layer.
 PROCESS, LAYER = 820 << 20, 7 << 20
+WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 HEAD_COMMENT = "# Written for MindFormers {}, which ran it: what run_mindformer reads.\n"
 
 
@@ -282,7 +287,7 @@ def _shortest_prompt(model: Decoder, prompts: Sequence[Sequence[int]]) -> list[i
 
 @dataclass(frozen=True)
 class OpenMindFormers:
-    """MindFormers with a network and its weights."""
+    """MindFormers with a network and its weights. See `lite_runner.backends.Completer`."""
 
     process: MindFormersProcess
     run: MindFormersRun
@@ -294,6 +299,62 @@ class OpenMindFormers:
         """Name of the engine in result.json."""
         replaced = [f"{name} stand-in" for name in self.process.stand_ins]
         return ", ".join([f"mindformers-{self.run.release.name}", *replaced])
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.run.beams > 1 else self.run.sizes.batch
+
+    @property
+    def length(self) -> int:
+        return self.run.sizes.length
+
+    def warm_up(self) -> float:
+        """See Completer: by a prompt of one token, or of as few as the model takes."""
+        limit = min(WARM_UP, self.length - len(self.run.fill))
+        if limit < 1 or self.run.beams > 1:
+            return 0.0
+        began, rows = time.perf_counter(), self.slots
+        prompts, limits = [self.run.fill] * rows, [limit] * rows
+        with progress.step("compile"):
+            self.complete(prompts, limits, GenerationConfig(), 0, lambda *_: None)
+        return time.perf_counter() - began
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        options: GenerationConfig,
+        seed: int,
+        on_step: OnStep,
+        *,
+        keep_logits: bool = False,
+    ) -> list[int] | None:
+        """See Completer. The last prompt is repeated until the batch is full."""
+        run, file, steps = self.run, self.work / "logits", count()
+        shape = (run.sizes.batch, run.model.vocab_size)
+        fill = self.slots - len(prompts)
+        file.unlink(missing_ok=True)
+        batch = Batch(
+            [*prompts, *[prompts[-1]] * fill],
+            [*limits, *[0] * fill],
+            options.eos_token_id,
+            run.unused,
+            run.options(options, seed),
+            file if keep_logits else None,
+        )
+
+        def told(tokens: list[tuple[int, int]], seconds: float) -> None:
+            logits = None
+            if keep_logits:
+                size = shape[0] * shape[1]
+                logits = np.fromfile(file, np.float32, size, offset=4 * size * next(steps))
+                logits = logits.reshape(shape)
+            on_step(tokens, seconds, logits)
+
+        return self.process.generate(batch, told)
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        return self.process.score(ids, self.run.unused)
 
     def close(self) -> None:
         """End the process, and remove its files; idempotent."""

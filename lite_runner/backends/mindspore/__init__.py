@@ -23,6 +23,7 @@ from lite_runner.backends import (
     step_capacity,
     unchunked,
 )
+from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import BYTES_OF, PROCESS, Memory, cache_bytes, rank_parameters, weight_bytes
@@ -115,7 +116,10 @@ class MindSpore(Seat):
         return options.settings.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+        from lite_runner.backends.mindspore.device import choose_device
+
         settings, device, ranks = options.settings, options.device, options.ranks
+        choose_device(device, AscendSettings.of(settings.context))
         dtype, quantized = settings.precision.rounded(device), files.quantization.rounds
         if dtype != "float32":
             progress.note(describe_dtype(dtype, quantized=quantized))

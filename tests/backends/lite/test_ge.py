@@ -16,6 +16,7 @@ from lite_runner.backends.lite.ge import (
     GeConfig,
     compiles_with_ge,
     ge_config,
+    in_folder,
     read_ini,
     render,
     unknown_sections,
@@ -85,6 +86,19 @@ def test_the_groups_have_the_recommended_options(device: str, resolve: Resolve) 
     assert parsed(render(ge.sections)) == parsed(RECOMMENDED[device])
     # The snapshot that a rank reads says the same.
     assert ge_config(run_modes.from_dict(config.to_dict()).infer) == ge
+
+
+def test_a_run_keeps_its_options_in_its_folder(tmp_path: Path, resolve: Resolve) -> None:
+    """Not those that the processor's come before, nor a user's file, which is read as it is."""
+    infer = resolve(*given("ge=atlas_800")).infer
+    assert ge_config(in_folder(infer, tmp_path)) == GeConfig(files=(tmp_path / "config.ini",))
+    assert parsed((tmp_path / "config.ini").read_text()) == parsed(RECOMMENDED["atlas_800"])
+    (tmp_path / "config.ini").unlink()
+    (tmp_path / "own.ini").write_text("[ascend_context]\n")
+    for words in (("ge=none",), (), (f"infer.ge_config_path={tmp_path / 'own.ini'}",)):
+        infer = resolve(*given(*words)).infer
+        assert in_folder(infer, tmp_path) is infer
+    assert not (tmp_path / "config.ini").exists()
 
 
 @pytest.mark.parametrize(("group", "preset"), [("auto", "auto"), ("none", None)])

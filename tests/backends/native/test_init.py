@@ -171,7 +171,7 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("lite_runner.output.completions.open_planned", fail)
+    monkeypatch.setattr("lite_runner.output.completions.open_run", fail)
     refused(["model=tiny_llama", "predict_data=hi"], 3)
     told = capsys.readouterr().err
     assert f"error: not enough memory: {error}" in told and "Traceback" not in told

@@ -16,9 +16,11 @@ from lite_runner.backends.collectives import barrier, broadcast
 from lite_runner.backends.lite.engine import EngineOptions, engine_for
 from lite_runner.backends.lite.export.job import ExportJob, ExportSpec, check_length, spec_of_run
 from lite_runner.backends.lite.export.output_paths import OutputPaths
+from lite_runner.backends.lite.ge import in_folder
 from lite_runner.backends.lite.layouts import cannot_copy, open_exported
+from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
-from lite_runner.config.sections import ExportSettings, Ranks
+from lite_runner.config.sections import AscendSettings, ExportSettings, Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model import ModelFiles
@@ -37,6 +39,9 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
     """
     settings, ranks, slots = options.settings, options.ranks, options.slots
     assert isinstance(settings, ExportSettings)
+    choose_device(options.device, AscendSettings.of(settings.context))
+    if options.folder is not None:
+        settings = replace(settings, infer=in_folder(settings.infer, options.folder))
     given = files.exported
     if given is not None:
         manifest, folder = given.manifest, given.folder
