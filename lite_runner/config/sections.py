@@ -356,6 +356,7 @@ class ComputeSettings:
     sizes_itself: bool  # rows and length are chosen together, as the memory allows
     speculate: str = "none"
     demands_drafts: bool = False  # by that setting
+    looks_up: bool = False  # tokens are drafted by prompt lookup, on backends that can
     prefix_cache: str = "none"
     draft_model: str | None = None
     adapter_dtype: str | None = None  # None: no adapters beside the weights

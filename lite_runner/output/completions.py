@@ -23,7 +23,6 @@ from lite_runner import progress
 from lite_runner.backends import Completer
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import BASE
-from lite_runner.config.schema import GenerateOptions
 from lite_runner.config.sections import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.generation import (
@@ -383,8 +382,21 @@ def _adapters(
     )
 
 
+@dataclass(frozen=True)
+class Display:
+    """How completions are shown."""
+
+    stream: bool
+    form: Format
+    chat: bool  # prompts are messages
+
+
 def complete(
-    plan: Plan, folder: RunFolder, began: float, interrupted: Callable[[], bool] | None = None
+    plan: Plan,
+    folder: RunFolder,
+    display: Display,
+    began: float,
+    interrupted: Callable[[], bool] | None = None,
 ) -> None:
     """Complete the prompts of a plan, print and write the results; rank 0 those of all ranks.
 
@@ -392,10 +404,10 @@ def complete(
     """
     tokenizer = plan.tokenizer
     assert tokenizer is not None, "missing in a dry run alone"
-    mine = complete_share(plan, tokenizer, folder, began, interrupted)
+    mine = complete_share(plan, tokenizer, folder, display, began, interrupted)
     whole = gather(mine, plan.ranks)
     if plan.ranks.rank == 0:
-        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
+        write_results(plan, whole, tokenizer, folder, display, shown=len(mine.rows))
     if whole.interrupted:
         raise CutShort
 
@@ -404,6 +416,7 @@ def complete_share(
     plan: Plan,
     tokenizer: Tokenizer,
     folder: RunFolder,
+    display: Display,
     began: float,
     interrupted: Callable[[], bool] | None = None,
 ) -> RankResult:
@@ -413,8 +426,7 @@ def complete_share(
     `began`: the time (time.perf_counter()) from which loading counts. `interrupted` is called
     before each step. Raises RunnerError.
     """
-    config, ranks = plan.config, plan.ranks
-    assert isinstance(config, GenerateOptions)
+    ranks = plan.ranks
     job = plan.work.share(ranks)
     if not job.tokens:  # there are fewer prompts than replicas
         wait_for_all(ranks)
@@ -431,8 +443,8 @@ def complete_share(
                 tokenizer,
                 job,
                 of_all=plan.work.texts,
-                stream=config.stream,
-                form=config.output_format,
+                stream=display.stream,
+                form=display.form,
                 step=step,
             )
             try:
@@ -478,14 +490,13 @@ def _keep_logits(
 
 def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     """The generator of a plan with its weights, for this replica's `job`. Raises RunnerError."""
-    config = plan.config
-    assert isinstance(config, GenerateOptions)
-    opened = open_run(plan, job, folder.path)
+    opened, settings = open_run(plan, job, folder.path), plan.settings
     if isinstance(opened, Completer):
         from lite_runner.output.completer import CompleterGenerator
 
         return CompleterGenerator(opened)
-    return Engine(opened, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up)
+    cached = settings.prefix_cache != "none"
+    return Engine(opened, prefix_cache=cached, speculate=settings.looks_up)
 
 
 def adapter_report(
@@ -512,14 +523,18 @@ def adapter_report(
 
 
 def write_results(
-    plan: Plan, whole: RankResult, tokenizer: Tokenizer, folder: RunFolder, shown: int
+    plan: Plan,
+    whole: RankResult,
+    tokenizer: Tokenizer,
+    folder: RunFolder,
+    display: Display,
+    shown: int,
 ) -> None:
     """Print the rows after the first `shown`, and write the results of all replicas."""
-    config, job = plan.config, plan.work
-    assert isinstance(config, GenerateOptions)
+    job = plan.work
     returns = job.generation.num_return_sequences
     for place, row in enumerate(whole.rows[shown:], shown):
-        show(row, place, job.texts, config.output_format, returns)
+        show(row, place, job.texts, display.form, returns)
     sampled = any(one.do_sample for one in job.options)
     result = Result.of(
         plan,
@@ -532,12 +547,12 @@ def write_results(
         timing=whole.timing(),
         peak_rss_mib=whole.peak_rss_mib,
     )
-    answers = result.answers(returns, chat=config.chat)
+    answers = result.answers(returns, chat=display.chat)
     folder.write_text(ANSWERS, str(answers))
     folder.write_result(result)
-    if config.output_format == "mindformers":
+    if display.form == "mindformers":
         _show_as_mindformers(answers, folder)
-    for line in advice(whole.rows, job, chat=config.chat, tokenizer=tokenizer):
+    for line in advice(whole.rows, job, chat=display.chat, tokenizer=tokenizer):
         progress.note(line)
     progress.note(summary(result, folder))
 

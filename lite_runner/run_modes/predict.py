@@ -24,7 +24,7 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder
-from lite_runner.output.completions import complete
+from lite_runner.output.completions import Display, complete
 from lite_runner.plan import Job, Plan, encoded, estimate, fit, grammars_of, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
@@ -206,13 +206,14 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
         return
     if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
         write_strategy_files(plan)
+    display = Display(config.stream, config.output_format, config.chat)
     if isinstance(config, ComparedOptions) and config.compare_backend is not None:
         from lite_runner.output.comparison import compared
 
         with compared(plan, folder):
-            complete(plan, folder, began, interrupted)
+            complete(plan, folder, display, began, interrupted)
     else:
-        complete(plan, folder, began, interrupted)
+        complete(plan, folder, display, began, interrupted)
 
 
 def _save_strategy(plan: Plan, folder: RunFolder, began: float) -> None:

@@ -22,6 +22,7 @@ from lite_runner.plan import Plan
 from lite_runner.run_modes._plan import plan_session
 from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.options import ServeOptions as Config
+from lite_runner.serving.options import ServePlan
 from lite_runner.system import environment
 from lite_runner.system.files import readable
 from lite_runner.system.memory import bound
@@ -91,7 +92,7 @@ def plan(config: Config) -> Plan:
     return replace(plan, lines={**plan.lines, "writes": writes})
 
 
-def _plan_server(config: Config) -> Plan:
+def _plan_server(config: Config) -> ServePlan:
     """Packages, files, adapters, backend and memory, all validated. Raises RunnerError."""
     environment.check_packages("serve")
     if config.serve.engine == "ray":
@@ -117,10 +118,11 @@ def _plan_server(config: Config) -> Plan:
             )
     # OpenAI's default, whatever the model's.
     defaults = replace(plan.work.generation, do_sample=sampled(vars(config)) is not False)
-    return replace(plan, job=replace(plan.work, generation=defaults))
+    found = vars(plan) | {"job": replace(plan.work, generation=defaults)}
+    return ServePlan(**found, serve=config.serve, names=config.served_names)
 
 
-def planned(raw: Mapping[str, Any]) -> Plan:
+def planned(raw: Mapping[str, Any]) -> ServePlan:
     """The plan of a server in a process of its own, from a config as plain data. Raises
     RunnerError."""
     config = Config.from_dict(raw)
@@ -209,6 +211,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
         configs = {name: one.to_dict() for name, one in models_of(config).items()}
         serve_models(config.serve, configs, planned)
         return
+    assert isinstance(plan, ServePlan)
     if config.serve.batch:
         from lite_runner.serving.batches import run_batch
 
@@ -223,7 +226,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
             os.environ.setdefault(name, "0")
         from lite_runner.serving.cluster import serve_on_ray
 
-        serve_on_ray(plan, planned)
+        serve_on_ray(plan, planned, replace(config, serve=config.serve.behind).to_dict())
     else:
         from lite_runner.serving.server import serve
 

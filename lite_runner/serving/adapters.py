@@ -18,10 +18,9 @@ from lite_runner.model.adapters import (
     in_memory,
     open_later,
 )
-from lite_runner.plan import Plan
 from lite_runner.serving.engine import Stopped
 from lite_runner.serving.errors import ApiError, client_message, shortened
-from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.options import ServePlan
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.state import OpenAdapter, Server
 from lite_runner.system.memory import check_memory
@@ -34,17 +33,16 @@ POLL_S = 1.0  # interval of checks of a watched folder
 MOST_WATCHED = 1000  # adapters in it
 
 
-def opener(plan: Plan, slots: AdapterSlots | None) -> OpenAdapter | None:
+def opener(plan: ServePlan, slots: AdapterSlots | None) -> OpenAdapter | None:
     """Opens the adapters that clients load; None where they may not."""
-    config = plan.config
-    assert isinstance(config, ServeOptions)
-    if slots is None or not config.serve.load_adapters:
+    source = plan.settings.source.adapters
+    if slots is None or source is None or not plan.serve.load_adapters:
         return None
-    root = adapter_root_of(config.adapters)
+    root = adapter_root_of(source)
     assert root is not None
 
     def open_adapter(name: str, folder: str) -> Callable[[], None]:
-        adapter = open_later(config.adapters, plan.model, name, folder, root)
+        adapter = open_later(source, plan.model, name, folder, root)
         return lambda: slots.add(adapter)
 
     return open_adapter
@@ -116,17 +114,15 @@ async def _remove(server: Server, name: str) -> None:
         server.changing_adapters.discard(name)
 
 
-def watch_of(server: Server, plan: Plan) -> FolderWatch | None:
+def watch_of(server: Server, plan: ServePlan) -> FolderWatch | None:
     """The watch of serve.watch_adapters; None: nothing is watched."""
-    config = plan.config
-    assert isinstance(config, ServeOptions)
-    slots = server.engine.adapters
-    if not config.serve.watch_adapters or slots is None:
+    slots, source = server.engine.adapters, plan.settings.source.adapters
+    if not plan.serve.watch_adapters or slots is None or source is None:
         return None
-    root = Path(config.serve.watch_adapters).expanduser()
+    root = Path(plan.serve.watch_adapters).expanduser()
 
     def read(name: str) -> Callable[[], None]:
-        adapter = open_later(config.adapters, plan.model, name, name, root)
+        adapter = open_later(source, plan.model, name, name, root)
         slots.check(adapter)
         adapter = in_memory(adapter)  # the files may be written again
         return lambda: slots.add(adapter)

@@ -20,12 +20,11 @@ from starlette.types import ASGIApp, Message
 from lite_runner import progress
 from lite_runner.backends import Backend
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.serving.app import routed
 from lite_runner.serving.errors import ApiError, of_validation
 from lite_runner.serving.middleware import MAX_BODY, check_values
-from lite_runner.serving.options import Serve, ServeOptions
+from lite_runner.serving.options import Serve, ServePlan
 from lite_runner.serving.schemas import RequestBody
 from lite_runner.serving.server import open_server
 from lite_runner.serving.state import Server
@@ -100,11 +99,9 @@ def answered(path: Path) -> set[str]:
     return found
 
 
-def run_batch(plan: Plan) -> str:
+def run_batch(plan: ServePlan) -> str:
     """Answer the remaining requests; returns the engine's name. Raises RunnerError."""
-    config = plan.config
-    assert isinstance(config, ServeOptions)
-    target = config.serve.batch_target
+    target = plan.serve.batch_target
     with target.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +115,7 @@ def run_batch(plan: Plan) -> str:
             return backend.info.engine
 
 
-async def _answer_all(plan: Plan, backend: Backend, file: IO[bytes], done: set[str]) -> None:
+async def _answer_all(plan: ServePlan, backend: Backend, file: IO[bytes], done: set[str]) -> None:
     """Append an answer for each remaining request, in order of completion."""
     server = open_server(plan, backend, None)
     path, slots = Path(server.settings.batch), backend.info.slots

@@ -16,7 +16,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +32,6 @@ from starlette.responses import JSONResponse, Response
 
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault
-from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
 from lite_runner.serving.adapters import load_lora, unload_lora
@@ -42,7 +40,7 @@ from lite_runner.serving.errors import ApiError
 from lite_runner.serving.listening import listen
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.middleware import read_body
-from lite_runner.serving.options import Serve, ServeOptions
+from lite_runner.serving.options import Serve, ServePlan
 from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.server import Planned, http_server, open_server, serve_until_stopped
@@ -69,16 +67,16 @@ _SCOPE = (
 )
 
 
-def serve_on_ray(plan: Plan, planned: Planned) -> None:
+def serve_on_ray(plan: ServePlan, planned: Planned, raw: Mapping[str, Any]) -> None:
     """Serve on the Ray cluster of this machine until SIGTERM or Ctrl-C; where there is none, on a
-    cluster of this machine alone. Replicas plan by `planned`. Raises RunnerError."""
-    config, adapters = plan.config, plan.work.adapters
-    assert isinstance(config, ServeOptions)
-    key = read_key("serve.api_key", config.serve.api_key)
+    cluster of this machine alone. Replicas plan by `planned`, from the config `raw` as plain data.
+    Raises RunnerError."""
+    settings, adapters = plan.serve, plan.work.adapters
+    key = read_key("serve.api_key", settings.api_key)
     # As quiet as the server here: Guard logs the requests.
     logs = {"log_level": "WARNING", "enable_access_log": False}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # of this process
-    with closing(listen(config.serve.host, config.serve.port)) as bound, _cluster():
+    with closing(listen(settings.host, settings.port)) as bound, _cluster():
         ray_serve.start(proxy_location="Disabled", logging_config=logs)
         if others := sorted(ray_serve.status().applications):
             raise EnvironmentFault(
@@ -86,12 +84,12 @@ def serve_on_ray(plan: Plan, planned: Planned) -> None:
                 "serve shutdown ends what Ray Serve runs there",
             )
         try:
-            raw = replace(config, serve=config.serve.behind).to_dict()
             arguments = (planned, raw, registered(), str(Path.cwd()), key)
-            replicas = _deploy(config.serve, config.context.threads or 1, arguments, logs)
+            threads = plan.settings.context.threads or 1
+            replicas = _deploy(settings, threads, arguments, logs)
             names = [one.name for one in adapters.adapters] if adapters else []
-            door = Door(replicas, config.serve, names)
-            asyncio.run(_serve(door, bound, config.served_names[0]))
+            door = Door(replicas, settings, names)
+            asyncio.run(_serve(door, bound, plan.names[0]))
         finally:
             ray_serve.delete(APP)
             ray_serve.shutdown()

@@ -1,4 +1,4 @@
-"""The keys of a server, and their validation errors."""
+"""The keys of a server, their validation errors, and its plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lite_runner.config import Invalid, invalid, show, size_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
 from lite_runner.config.sections import AdapterSource
+from lite_runner.plan import Plan
 from lite_runner.records import (
     Count,
     Index,
@@ -235,3 +236,11 @@ class ServeOptions(SessionOptions):
     @property
     def log_format(self) -> Literal["text", "json"]:
         return self.serve.log_format
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServePlan(Plan):
+    """A resolved server of one model."""
+
+    serve: Serve
+    names: tuple[str, ...]  # that requests may give for the base model; answers give the first

@@ -19,7 +19,6 @@ import uvicorn
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.model.embedding import embedding_of
-from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins
 from lite_runner.serving.adapters import opener, watch_of
@@ -28,7 +27,7 @@ from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.listening import listen
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import Connection
-from lite_runner.serving.options import Serve, ServeOptions
+from lite_runner.serving.options import Serve, ServePlan
 from lite_runner.serving.state import Server
 from lite_runner.system.memory import bound_arenas, shortage_error
 from lite_runner.system.secret import take_key
@@ -50,27 +49,26 @@ SWITCH_S = 0.001  # Python's 0.005 s, several times a request, are what others w
 _LAST_S = 2  # for the last events of streams that are cut, where a client does not read
 
 
-Planned = Callable[[Mapping[str, Any]], Plan]  # of a config as plain data, in another process
+Planned = Callable[[Mapping[str, Any]], ServePlan]  # of a config as plain data, in another process
 
 
-def serve(plan: Plan) -> None:
+def serve(plan: ServePlan) -> None:
     """Load the model and serve until SIGTERM or Ctrl-C. Raises RunnerError."""
-    config = plan.config
-    assert isinstance(config, ServeOptions)
-    key = take_key("serve.api_key", config.serve.api_key)
+    key = take_key("serve.api_key", plan.serve.api_key)
     bound_arenas(_ARENAS)
     # Before the weights are read: the port may be taken.
-    with closing(listen(config.serve.host, config.serve.port)) as bound:
+    with closing(listen(plan.serve.host, plan.serve.port)) as bound:
         backend = open_planned(plan)
         with closing(backend):
             backend.prepare()
             asyncio.run(_serve(plan, backend, bound, key))
 
 
-def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
+def open_server(plan: ServePlan, backend: Backend, key: bytes | None) -> Server:
     """The server of a loaded model, for the running event loop; its engine is not started."""
-    config, adapters, loop = plan.config, plan.work.adapters, asyncio.get_running_loop()
-    assert isinstance(config, ServeOptions) and plan.tokenizer is not None
+    serve, settings = plan.serve, plan.settings
+    adapters, loop = plan.work.adapters, asyncio.get_running_loop()
+    assert plan.tokenizer is not None
 
     def spread(outputs: Sequence[tuple[Put, Output]]) -> None:
         for put, output in outputs:
@@ -82,27 +80,27 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
     engine = EngineThread(
         backend,
         plan.tokenizer,
-        token_budget=config.serve.token_budget,
-        prefix_cache=config.prefix_cache != "none",
-        speculate=config.looks_up,
-        max_queue=config.serve.max_queue,
+        token_budget=serve.token_budget,
+        prefix_cache=settings.prefix_cache != "none",
+        speculate=settings.looks_up,
+        max_queue=serve.max_queue,
         post=post,
     )
     slots = backend.adapters
-    pooling = None if config.serve.pooling == "auto" else config.serve.pooling
+    pooling = None if serve.pooling == "auto" else serve.pooling
     return Server(
         engine,
         plan.tokenizer,
-        config.served_names,
+        plan.names,
         tuple(one.name for one in adapters.adapters) if adapters else (),
         plan.work.generation,
-        config.serve,
+        serve,
         key,
         Metrics(
-            config.served_names[0],
+            plan.names[0],
             lambda: engine.load,
             slots.slots if slots else 0,
-            build={"backend": config.backend, "engine": backend.info.engine},
+            build={"backend": settings.backend, "engine": backend.info.engine},
         ),
         need=plan.memory.total if plan.memory is not None else 0,
         open_adapter=opener(plan, slots),
@@ -110,7 +108,9 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
     )
 
 
-async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes | None) -> None:
+async def _serve(
+    plan: ServePlan, backend: Backend, bound: socket.socket, key: bytes | None
+) -> None:
     server = open_server(plan, backend, key)
     http = http_server(application(server), server.settings)
     info = backend.info
@@ -139,7 +139,7 @@ def http_server(app: ASGIApp, settings: Serve, *, behind: bool = False) -> uvico
 
 
 @asynccontextmanager
-async def _running(server: Server, plan: Plan) -> AsyncIterator[None]:
+async def _running(server: Server, plan: ServePlan) -> AsyncIterator[None]:
     """Within, the engine runs, and so does the watch of a folder of adapters."""
     server.engine.start()
     watch = watch_of(server, plan)
@@ -214,7 +214,7 @@ def run_model(
 
 
 async def _answer(
-    plan: Plan, backend: Backend, key: bytes | None, path: str, kept: Path, pipe: Pipe
+    plan: ServePlan, backend: Backend, key: bytes | None, path: str, kept: Path, pipe: Pipe
 ) -> None:
     server, loop = open_server(plan, backend, key), asyncio.get_running_loop()
     server.responses.load(kept)
