@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"architectures", "config", "errors", "progress", "system"},
     "text": {"errors", "system", "weights"},
     "native": {*("architectures", "config", "errors", "profiler", "recorder", "system", "weights")},
-    "networks": {"architectures", "config", "native", "weights"},
-    "mindir": {"architectures", "config", "errors", "native", "networks", "system", "weights"},
+    "networks": {"architectures", "config", "weights"},
+    "mindir": {"architectures", "config", "errors", "networks", "system", "weights"},
     "sizing": {"architectures", "config", "errors", "system"},
     "model": {
         *("architectures", "config", "errors", "mindir", "progress", "sizing", "system", "text"),

@@ -21,7 +21,6 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import BACKENDS
 from lite_runner.config.sections import ComputeSettings, Ranks
 from lite_runner.model import ModelFiles
-from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing import Memory
 from lite_runner.text.tokenizer import Tokenizer
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
     from lite_runner.backends.block_pool import BlockPool, Part
     from lite_runner.model.adapters import AdapterJob
-    from lite_runner.weights.lora.adapter import Adapter
+    from lite_runner.weights.lora.adapter import Adapter, LoraSize
 
 # Set before MindSpore is imported: log errors only, unless the user asks for more.
 os.environ.setdefault("GLOG_v", "3")
@@ -434,10 +433,10 @@ class RunOptions:
         later = self.adapters.later_rank
         if not (adapters := self.adapters.of_rank(model, self.ranks)) and not later:
             return (), None
+        from lite_runner.weights.lora.adapter import linear_sites, pool_size
+
         later_targets = []
         if later:
-            from lite_runner.weights.lora.adapter import linear_sites
-
             later_targets = [site.weight for site in linear_sites(model)]
         size = pool_size(
             adapters,

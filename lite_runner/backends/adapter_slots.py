@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.native.structs import LoraSize
 
 if TYPE_CHECKING:
-    from lite_runner.weights.lora.adapter import Adapter
+    from lite_runner.weights.lora.adapter import Adapter, LoraSize
 
 
 class AdapterPools(Protocol):

@@ -17,20 +17,13 @@ from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Attention, Decoder, Recurrent
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
-from lite_runner.native.structs import (
-    MOST_HEAD_DIM,
-    PANEL,
-    HeadLayer,
-    LoraSize,
-    NativePools,
-    Packed,
-    aligned,
-)
+from lite_runner.native.structs import MOST_HEAD_DIM, PANEL, HeadLayer, NativePools, Packed, aligned
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
     from lite_runner.recorder import Recorder
+    from lite_runner.weights.lora.adapter import LoraSize
 
 BLOCK = 128  # positions of a block of the cache: kChunk in src/layers.h
 HUGE_PAGE = 2 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from lite_runner.native.structs import (
     AttentionLayer,
     FeedForwardLayer,
     Floats,
-    LoraSize,
     NormValues,
     Packed,
     PoolLayouts,
@@ -31,6 +30,9 @@ from lite_runner.native.structs import (
     StructLayout,
     aligned,
 )
+
+if TYPE_CHECKING:
+    from lite_runner.weights.lora.adapter import LoraSize
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
 _SIDE_MATRICES: tuple[Role, ...] = ("side_gate", "side_out")

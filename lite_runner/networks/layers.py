@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import MASKED
 from lite_runner.architectures.spec import Activation, FeedForward
-from lite_runner.native.structs import LoraSize
 from lite_runner.networks.tensor_parallel import (
     Combine,
     TensorParallel,
@@ -32,6 +31,7 @@ from lite_runner.networks.tensor_parallel import (
     shared_logits,
 )
 from lite_runner.records import dataclass
+from lite_runner.weights.lora.adapter import LoraSize
 
 Array = NDArray[np.float32]
 Weights = Callable[[str], Array]  # a tensor by its canonical name; each can be taken once

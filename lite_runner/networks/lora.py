@@ -17,7 +17,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from lite_runner.native.structs import LoraSize
+from lite_runner.weights.lora.adapter import LoraSize
 
 SIDE_BY_SIDE = 3  # maximum number of layers that share an input: q, k and v
 

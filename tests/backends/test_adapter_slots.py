@@ -16,10 +16,9 @@ from lite_runner.backends.adapter_slots import AdapterSlots
 from lite_runner.backends.mindspore.backend import CellPools
 from lite_runner.backends.mindspore.device import set_device
 from lite_runner.errors import ConfigError
-from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.networks.lora import EmbeddingLora, Lora
 from lite_runner.weights import LazyTensor
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, LoraSize, pool_size
 from tests.doc_folder import write_adapter
 
 set_device("CPU", 0)  # before the first operator: later tests of the process want to do it again

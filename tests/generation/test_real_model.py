@@ -20,8 +20,7 @@ from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from lite_runner.native.model import BLOCK, NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import LoraSize, pool_size
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter, LoraSize, pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.generation.scenarios import begins, same

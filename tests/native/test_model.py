@@ -23,9 +23,9 @@ from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, em
 from lite_runner.config.argv import parse
 from lite_runner.native.model import BLOCK, BlockMemory, CacheRows, NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import LoraSize
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.lora.adapter import LoraSize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.conftest import Reference
 

@@ -23,13 +23,12 @@ from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.networks import decoder
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.weights import DType, LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, LoraSize, pool_size, sites
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from tests.paths import FIXTURES
 

@@ -20,14 +20,13 @@ from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import pool_size
 from lite_runner.training.kernels import searched
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.formats.gguf_writer import check_writable, write_gguf
-from lite_runner.weights.lora.adapter import merged, merged_model
+from lite_runner.weights.lora.adapter import merged, merged_model, pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests import model_gguf, references

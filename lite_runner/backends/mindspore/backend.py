@@ -37,7 +37,6 @@ from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.mindspore.device import choose_attention, computes_fused, set_device
 from lite_runner.backends.mindspore.graph_cache import GraphCache
 from lite_runner.config.sections import Ranks
-from lite_runner.native.structs import LoraSize
 from lite_runner.networks import decoder
 from lite_runner.networks.ascend_layers import LinearIntegers
 from lite_runner.networks.decoder import network_of
@@ -45,7 +44,7 @@ from lite_runner.networks.layers import BuildOptions, CacheSize, Weights, resize
 from lite_runner.networks.lora import EmbeddingLora, Lora
 from lite_runner.records import dataclass
 from lite_runner.system.memory import return_freed
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter, LoraSize
 from lite_runner.weights.read_ahead import QuantizedWeights
 
 

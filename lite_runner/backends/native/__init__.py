@@ -21,12 +21,13 @@ from lite_runner.config import bytes_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint
 from lite_runner.native.model import NativeOptions, unsupported
-from lite_runner.native.structs import LoraSize, Packed, Share
+from lite_runner.native.structs import Packed, Share
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing import Memory
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
+    from lite_runner.weights.lora.adapter import LoraSize
 
 CACHE: CacheType = "fp16"  # of keys and values, by default
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured

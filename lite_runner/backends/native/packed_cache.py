@@ -35,7 +35,6 @@ from lite_runner.native.structs import (
     ALIGNMENT,
     WHOLE,
     Block,
-    LoraSize,
     Packed,
     PoolLayout,
     PoolLayouts,
@@ -52,7 +51,7 @@ from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.formats.safetensors_file import metadata_of, stored_tensors
 
 if TYPE_CHECKING:
-    from lite_runner.weights.lora.adapter import Adapter
+    from lite_runner.weights.lora.adapter import Adapter, LoraSize
 
 FILE = "layers.safetensors"
 FORMAT = 18  # of the layers; changes with the layout that the kernels read

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import GGUF, KNOWN, Parameter, Rows, of_gguf, parameters
+from lite_runner.architectures import (
+    GGUF,
+    KNOWN,
+    Parameter,
+    Rows,
+    architecture_of,
+    of_gguf,
+    parameters,
+)
 from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
@@ -260,6 +268,29 @@ def in_canonical_order(
     if parameter.role != "recurrent_log":
         return held
     return LazyTensor(held.shape, "F32", lambda: np.log(-held.float32()))
+
+
+def file_order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """The permutation of rows to the order of the file."""
+    gguf = architecture_of(model).gguf
+    assert gguf is not None
+    if gguf.permuted and (heads := parameter.rotary_heads):
+
+        def pairs(array: NDArray[Any]) -> NDArray[Any]:
+            halves = array.reshape(heads, 2, -1, *array.shape[1:])
+            return halves.swapaxes(1, 2).reshape(array.shape)
+
+        return pairs
+    rows = gguf.rows(parameter, model)
+
+    def moved(array: NDArray[Any]) -> NDArray[Any]:
+        if rows is None:
+            return array
+        result = np.empty_like(array)
+        result[rows] = array
+        return result
+
+    return moved
 
 
 def _shape(stored: tuple[int, ...], expected: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.gguf_checkpoint import (
     FREQUENCIES,
     config_of_gguf,
+    file_order,
     frequency_stops,
     llama3_factors,
 )
@@ -238,29 +239,6 @@ def _floats(parameter: Parameter, tensor: LazyTensor, model: Decoder) -> NDArray
     values = tensor.float32()
     values = np.ascontiguousarray(values.T if parameter.transposed else values)
     return np.ascontiguousarray(file_order(parameter, model)(values))
-
-
-def file_order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """The permutation of rows to the order of the file."""
-    gguf = architecture_of(model).gguf
-    assert gguf is not None
-    if gguf.permuted and (heads := parameter.rotary_heads):
-
-        def pairs(array: NDArray[Any]) -> NDArray[Any]:
-            halves = array.reshape(heads, 2, -1, *array.shape[1:])
-            return halves.swapaxes(1, 2).reshape(array.shape)
-
-        return pairs
-    rows = gguf.rows(parameter, model)
-
-    def moved(array: NDArray[Any]) -> NDArray[Any]:
-        if rows is None:
-            return array
-        result = np.empty_like(array)
-        result[rows] = array
-        return result
-
-    return moved
 
 
 def _frequencies(model: Decoder) -> NDArray[np.float32] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import Parameter, can_untie_head, parameters
 from lite_runner.architectures.naming import HEAD as HEAD
 from lite_runner.architectures.spec import Decoder
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
 from lite_runner.weights import LazyTensor, drop_pages, narrowed, same_values, widened
 
@@ -120,6 +120,55 @@ class Adapter:
                     "base's; only plain LoRA is supported",
                     "load the base that the adapter was trained on",
                 )
+
+
+@dataclass(frozen=True)
+class LoraSize:
+    """Adapter slots of a model, and the adapters that fit them."""
+
+    slots: int  # P, adapters in memory at a time
+    rank: int  # R, maximum rank
+    targets: frozenset[str]  # canonical names of the weights that adapters may target
+    bfloat16: bool = False  # storage type in the native kernels' pools
+    rounded: bool = False  # adapters are rounded to bfloat16 even with a loss
+
+    def check(self, adapter: Adapter) -> None:
+        """Raise ConfigError if the adapter does not fit a slot."""
+        errors, hint = [], "load the model again: the slots are sized by the adapters given then"
+        hint += ", or by serve.max_lora_rank="
+        rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
+        if rank > self.rank:
+            errors.append(f"got rank {rank}, expected at most {self.rank}")
+        if others := adapter.pairs.keys() - self.targets:
+            errors.append(
+                f"got {len(others)} weights that the slots do not target, such as {min(others)}"
+            )
+        if self.bfloat16 and not (self.rounded or adapter.bfloat16):
+            errors.append("got values that bfloat16 does not hold exactly, as the others' are")
+            hint += "; adapter_dtype=bf16 rounds all adapters"
+        if errors:
+            raise ConfigError(
+                f"adapter {adapter.name}: {adapter.folder}: does not fit the adapter slots of the"
+                f" loaded model: {'; '.join(errors)}",
+                hint,
+            )
+
+
+def pool_size(
+    adapters: Sequence[Adapter],
+    slots: int,
+    *,
+    rounded: bool = False,
+    later_rank: int = 0,
+    later_targets: Collection[str] = (),
+) -> LoraSize:
+    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16;
+    `later_rank` and `later_targets`: of others that come later, if it is not 0."""
+    pairs = [item for adapter in adapters for item in adapter.pairs.items()]
+    rank = max([later_rank, *(pair.rank for _, pair in pairs)])
+    targets = frozenset([*later_targets, *(name for name, _ in pairs)])
+    exact = not later_rank and all(adapter.bfloat16 for adapter in adapters)
+    return LoraSize(slots, rank, targets, rounded or exact, rounded)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import temporary_folder
 from lite_runner.weights import same_values, transposed
-from lite_runner.weights.formats.gguf_checkpoint import in_canonical_order
+from lite_runner.weights.formats.gguf_checkpoint import file_order, in_canonical_order
 from lite_runner.weights.formats.gguf_file import GGUFFile, GGUFTensor, open_gguf
-from lite_runner.weights.formats.gguf_writer import file_order
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 
 SUFFIX = ".gguf"

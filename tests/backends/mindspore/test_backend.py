@@ -20,8 +20,8 @@ from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOp
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import pool_size
 from lite_runner.weights import LazyTensor
+from lite_runner.weights.lora.adapter import pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests import references

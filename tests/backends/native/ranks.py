@@ -24,13 +24,13 @@ from lite_runner.native import peers as native_peers
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.peers import meet_peers
-from lite_runner.native.structs import WHOLE, Share, pool_size
+from lite_runner.native.structs import WHOLE, Share
 from lite_runner.records import dataclass
 from lite_runner.weights import LazyBlocks, LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, pool_size
 from lite_runner.weights.lora.adapter_shards import adapter_pieces
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.read_ahead import QuantizedWeights

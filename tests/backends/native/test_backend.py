@@ -24,9 +24,8 @@ from lite_runner.errors import ArtifactError
 from lite_runner.generation.sampling import logits_of_text
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import pool_size
 from lite_runner.weights import LazyIntegers, LazyTensor
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, pool_size
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights

@@ -31,9 +31,10 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import WHOLE, pool_size
+from lite_runner.native.structs import WHOLE
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import user_cache
+from lite_runner.weights.lora.adapter import pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests import references

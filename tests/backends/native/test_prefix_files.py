@@ -24,9 +24,8 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Request
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import pool_size
 from lite_runner.system import environment
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter, pool_size
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.backends.native.ranks import adapters_of
 from tests.conftest import Reference

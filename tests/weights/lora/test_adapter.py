@@ -19,12 +19,11 @@ from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packed_model import pack
-from lite_runner.native.structs import LoraSize
 from lite_runner.weights import DType, LazyTensor
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, merged, merged_model
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, LoraSize, merged, merged_model
 from lite_runner.weights.lora.adapter_reader import digest, open_adapters
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
