@@ -138,7 +138,7 @@ def taking_config() -> list[str]:
                 bases.setdefault(node.name, set()).update(map(ast.unparse, node.bases))
             elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar("):
                 bound = {
-                    ast.unparse(one.value)
+                    ast.unparse(one.value).strip("'")
                     for one in ast.walk(node.value)
                     if isinstance(one, ast.keyword)
                 }

@@ -19,8 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.config.schema import Compared, CompareOptions
+from lite_runner.architectures.quantization import Quant
+from lite_runner.config.schema import CompareOptions
+from lite_runner.config.sections import ModelSource
 from lite_runner.errors import RunnerError
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.output import RESULT, RunFolder
 from lite_runner.output.completions import logits_file
@@ -54,13 +57,15 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
     if not isinstance(config, CompareOptions) or (asked := config.compared) is None:
         yield
         return
-    asked = _computing_alike(asked, plan)
+    other_config = asked.to_dict()
+    if asked.backend == "native":
+        other_config["quant"] = _quant_of_other(asked.source, plan.model)
     with temporary_folder("compare", folder.path) as work:
         folder.values = work / "mine"
         folder.values.mkdir()
         yield
         other = RunFolder(folder.path / "compare", work / "other")
-        _run_other(asked.to_dict(), other)
+        _run_other(other_config, other)
         comparison = _compare(plan, config.tolerance, folder, other)
     assert folder.result is not None
     folder.write_result(replace(folder.result, comparison=comparison))
@@ -76,17 +81,14 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
         )
 
 
-def _computing_alike(asked: Compared, plan: Plan) -> Compared:
-    """The other's config; blocks of a GGUF file have inputs as fine as of a run that is compared,
-    see ModelSource.compared. Raises RunnerError."""
-    if asked.backend != "native" or asked.quant is not None:
-        return asked
-    files = plan.model
+def _quant_of_other(source: ModelSource, files: ModelFiles) -> Quant | None:
+    """The quant= of the other's `source`, the run's own having `files`: blocks of a GGUF file have
+    inputs as fine as of a run that is compared, see ModelSource.compared. Raises RunnerError."""
+    if source.quant is not None:
+        return source.quant
     if files.exported is not None:  # the checkpoint that it was made from is not located yet
-        files = locate(replace(asked.source, compared=True))
-    if not files.quantization.keeps_blocks:
-        return asked
-    return replace(asked, quant=files.quantization.quant)
+        files = locate(replace(source, compared=True))
+    return files.quantization.quant if files.quantization.keeps_blocks else None
 
 
 def _run_other(config: dict[str, Any], folder: RunFolder) -> None:

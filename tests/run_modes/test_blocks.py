@@ -15,8 +15,7 @@ from lite_runner.config.argv import parse
 from lite_runner.model import ModelFiles
 from lite_runner.model.exported_model import ExportedModel
 from lite_runner.model.locate import locate
-from lite_runner.output.comparison import _computing_alike
-from lite_runner.plan import Plan
+from lite_runner.output.comparison import _quant_of_other
 from lite_runner.run_modes import heads, predict, resolve
 from lite_runner.system import environment
 from tests.paths import REFERENCE
@@ -72,8 +71,8 @@ def test_a_comparison_with_an_export_keeps_16_bits(
     assert isinstance(config, predict.Config) and config.compared is not None
     exported = cast(ExportedModel, "a folder of graphs")
     model = locate(config.compared.source).model
-    plan = Plan(config=config, files=ModelFiles("x", None, model, 0, exported))
-    assert _computing_alike(config.compared, plan).quant == quant
+    files = ModelFiles("x", None, model, 0, exported)
+    assert _quant_of_other(config.compared.source, files) == quant
 
 
 def test_the_cache_keeps_both(
