@@ -131,7 +131,7 @@ def test_adapters_come_and_go() -> None:
 def test_adapters_that_do_not_fit_are_refused_and_change_nothing() -> None:
     slots, _ = slots_of([adapter(1, 4, "q")], 1)
     version = slots.version("a1")
-    with pytest.raises(ConfigError, match=r"a1: .*: got rank 5, expected 4 at most"):
+    with pytest.raises(ConfigError, match=r"a1: .*: got rank 5, expected at most 4"):
         slots.add(adapter(1, 5, "q"))
     with pytest.raises(ConfigError, match=r"a2: .*: got 2 weights that .* as k\n") as caught:
         slots.add(adapter(2, 4, "q", "k", TABLE))
@@ -149,7 +149,7 @@ def test_none_is_known_at_the_start() -> None:
     assert "there is none so far" in caught.value.hint
     slots.add(adapter(1, 3, TABLE))
     assert slots.pin("a1") == 0
-    with pytest.raises(ConfigError, match="got rank 5, expected 4 at most; got 1 weights that"):
+    with pytest.raises(ConfigError, match="got rank 5, expected at most 4; got 1 weights that"):
         LoraSize(1, 4, frozenset({"q"})).check(adapter(1, 5, "k"))
 
 
