@@ -22,7 +22,9 @@ test:  ## set up, then lint, types, shell check and all tests
 	@# ranks, servers and time-outs.
 	@# One that crashes ends the run, as a failure: pytest-xdist starts another, then waits forever.
 	@# NumPy's threads would spin for their next product, as in start_quickly of lite_runner/app.py.
-	@PYTHONDONTWRITEBYTECODE= OPENBLAS_THREAD_TIMEOUT=16 \
+	@# In huge pages MindSpore compiles a graph in four fifths of the time, on a slow memory in two
+	@# thirds: its nodes lie all over the heap.
+	@PYTHONDONTWRITEBYTECODE= OPENBLAS_THREAD_TIMEOUT=16 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
 	.venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
 

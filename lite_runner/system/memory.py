@@ -181,7 +181,8 @@ def _malloc_limit(size: int) -> Iterator[None]:
 def _set_malloc_limit(size: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     own = "MALLOC_MMAP_THRESHOLD_" in os.environ or "MALLOC_TRIM_THRESHOLD_" in os.environ
-    if mallopt is None or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    tuned = re.search(r"malloc\.(mmap|trim)_threshold", os.environ.get("GLIBC_TUNABLES", ""))
+    if mallopt is None or own or tuned:
         return
     of_trim, of_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     if not mallopt(of_threshold, size):  # before glibc 2.35 it has a limit

@@ -89,7 +89,7 @@ Memory isn't enough and alloc failed, kernel name: 0_Default/Custom-op0, alloc s
         (MemoryError(), "MemoryError"),
         (MemoryError("Unable to allocate 3.00 GiB for an array"), "Unable to allocate 3.00 GiB"),
         (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
-        (RuntimeError(MINDSPORE), "not enough: Memory isn't enough and alloc failed, kernel"),
+        (RuntimeError(MINDSPORE), "not enough memory: Memory isn't enough and alloc failed"),
         (RuntimeError("Allocate memory failed, size: 8"), "Allocate memory failed"),
         (RuntimeError("Malloc device memory failed"), "Malloc device memory failed"),
         (RuntimeError("can't start new thread"), "can't start new thread"),
@@ -165,6 +165,14 @@ def test_malloc_limits_are_those_of_the_remaining_users(monkeypatch: pytest.Monk
     assert limits == {trim: 2**31 - 1, threshold: 2**31 - 1}
     second.__exit__(None, None, None)
     assert limits == {trim: 64 << 20, threshold: 32 << 20}
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")  # a user's own stay
+    for name, own in (  # a user's own stay
+        ("MALLOC_TRIM_THRESHOLD_", "100000"),
+        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=100000"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, own)
+            with memory.freed_blocks_kept():
+                assert limits == {trim: 64 << 20, threshold: 32 << 20}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # is no limit
     with memory.freed_blocks_kept():
-        assert limits == {trim: 64 << 20, threshold: 32 << 20}
+        assert limits == {trim: 2**31 - 1, threshold: 2**31 - 1}
