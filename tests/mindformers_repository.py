@@ -93,7 +93,7 @@ def _main(folder: Path) -> None:
             if raw.get("pretrained_model_dir") is not None:  # of any model
                 continue
             raw = shortened(raw)
-            said = outcome(raw, folder / "file.yaml").partition("; there are")[0]
+            said = outcome(raw, folder / "file.yaml").partition("; expected one of")[0]
             name = path.relative_to(folder / tag).as_posix()
             texts = (json.dumps({key: value}, ensure_ascii=False) for key, value in raw.items())
             numbers = [parts.setdefault(text, len(parts)) for text in texts]

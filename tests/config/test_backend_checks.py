@@ -337,12 +337,12 @@ def test_conflicting_settings_are_refused(
         ),
         (
             [*PATHS, "infer.model_type=mindir_lite"],
-            "not of infer.prefill_model_path: MindSpore Lite 2.0, the one for CPUs, keeps no cache"
+            "got infer.prefill_model_path: MindSpore Lite 2.0, the one for CPUs, keeps no cache"
             " in a graph between runs",
         ),
         (
             [WITHOUT_CACHE, "infer.model_type=mindir_lite"],
-            "not of model.model_config.use_past=false: Mind",
+            "got model.model_config.use_past=false: Mind",
         ),
         ([*PATHS, "export_output=x"], "both say where to write"),
         ([*PATHS, "export.layout=resizable"], "infer.prefill_model_path needs export.layout="),

@@ -80,7 +80,7 @@ def test_each_file_of_the_repository_is_taken_or_names_the_missing(tmp_path: Pat
     said = {name: text for name, text, _ in files}
     path = tmp_path / "file.yaml"
     now = {name: mindformers_repository.outcome(raw, path) for name, _, raw in files}
-    assert {name: text.partition("; there are")[0] for name, text in now.items()} == said
+    assert {name: text.partition("; expected one of")[0] for name, text in now.items()} == said
     assert len(said) == len(files) and mindformers_repository.FILE.stat().st_size < 120_000
 
 

@@ -13,8 +13,8 @@ def test_an_allowance_fills_up_with_time(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bucket.time, "monotonic", lambda: now)
     allowance = Bucket(6, 6 / 60)
     allowance.take(8)
-    assert allowance.left == -2 and allowance.seconds_until(1) == pytest.approx(30)
+    assert allowance.available == -2 and allowance.seconds_until(1) == pytest.approx(30)
     now += 30
     assert allowance.seconds_until(1) == pytest.approx(0)
     now += 1000
-    assert allowance.left == 6
+    assert allowance.available == 6

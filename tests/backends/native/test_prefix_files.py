@@ -139,9 +139,9 @@ def test_a_prefix_that_is_longer_than_windows_is_read(
     assert prefix is not None
     stored.restore(prefix)
     assert backend.forward([Row(0, text[prefix.end :], prefix.end)]).tobytes() == logits.tobytes()
-    allowance = stored._allowance.left
+    allowance = stored._allowance.available
     stored.save(0, text[::-1].copy(), None, 0)  # as if the slot had it: its first blocks are gone
-    assert stored._allowance.left == allowance
+    assert stored._allowance.available == allowance
     backend.close()
 
 
