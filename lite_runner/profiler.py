@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_EVENTS = 200_000  # of a trace; the tables count what comes after them too
 _STEPS = {
     **{"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"},
-    "meet": "meet",
+    "join": "meet",
 }
 LAUNCHER_VARIABLE = "LITE_RUNNER_LAUNCHER"  # the recording of the launcher of ranks
 recorder: Recorder | None = None
