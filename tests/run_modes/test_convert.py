@@ -126,7 +126,7 @@ def test_a_lone_file_takes_the_tokenizer_from_elsewhere(capsys: pytest.CaptureFi
     Path("checkpoint_download").mkdir()
     Path("files").rename("checkpoint_download/smol")
     assert main([*arguments, own, "trainer.model_name=smol_1b"]) == 0
-    assert "tokenizer: of checkpoint_download/smol, since" in capsys.readouterr().err
+    assert "tokenizer: from checkpoint_download/smol, since" in capsys.readouterr().err
 
 
 def test_a_broken_file_is_reported_before_a_missing_tokenizer(

@@ -228,7 +228,7 @@ def test_a_model_has_the_names_it_is_given(start: Start) -> None:
     for name in ("gpt-4", "llama"):
         assert served.client.completions.create(model=name, prompt="x").model == name
     status, _, content = call(served, "/v1/completions", {"model": "base", "prompt": "x"})
-    assert status == 404 and b"there are: gpt-4, llama, a, b" in content
+    assert status == 404 and b"available: gpt-4, llama, a, b" in content
     _, _, content = call(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})
     assert json.loads(content)["model"] == "gpt-4"
 

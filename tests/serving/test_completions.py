@@ -254,7 +254,7 @@ def test_model_names_the_adapter(start: Start) -> None:
         name: text_of(alone(b"hello", None if name == "base" else name)) for name in texts
     }
     assert len(set(texts.values())) == 3
-    with pytest.raises(openai.NotFoundError, match="no model 'c'; there are: base, a, b"):
+    with pytest.raises(openai.NotFoundError, match="no model 'c'; available: base, a, b"):
         client.completions.create(model="c", prompt="hello")
 
 
