@@ -252,7 +252,7 @@ def test_a_yaml_with_learned_keys(tmp_path: Path, capsys: pytest.CaptureFixture[
     line = ["--config", str(file), "--load_checkpoint", str(checkpoint), "run_mode=convert"]
     assert main([*line, "convert_format=ckpt", f"convert_output={tmp_path / 'c.ckpt'}"]) == 4
     assert "holds learned keys" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="learned keys in front of each sequence's are of"):
+    with pytest.raises(ConfigError, match="in front of each sequence need backend=native"):
         AutoModel.from_pretrained(tmp_path, backend="ms").generate([[3]])
     model["model_config"]["pet_config"] = PTUNING | {"pre_seq_len": 4}
     file.write_text(yaml.safe_dump(raw), encoding="utf-8")

@@ -203,7 +203,7 @@ def test_a_dry_run_leaves_nothing() -> None:
         (
             ["seed=1,2", "sweep_metric=wrong"],
             ConfigError,
-            "there are timing.decode_tok_s, generated",
+            "expected one of timing.decode_tok_s, generated",
         ),
     ],
 )

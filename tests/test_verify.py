@@ -38,7 +38,7 @@ def test_a_run_that_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "outputs/latest"]) == 1
     told = capsys.readouterr()
     assert "verify: 1 of 2 texts differ from those of" in told.err and "text 1" in told.err
-    assert "then 0.1" in told.out
+    assert "was 0.1" in told.out
 
 
 def test_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

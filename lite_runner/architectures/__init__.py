@@ -494,7 +494,7 @@ def native_parts(model: Decoder) -> list[str]:
     there = {
         "recurrent layers": model.recurrent is not None,
         "gates of attention": any(one.gated for one in attentions),
-        "learned keys in front of each sequence's": bool(model.learned_keys),
+        "learned keys in front of each sequence": bool(model.learned_keys),
         "attention in chunks, and its temperature,": any(
             one.chunk or one.temperature for one in attentions
         ),
