@@ -259,7 +259,7 @@ class TestRank:
     ) -> None:
         model = configs["llama"]
         write_ckpt(tmp_path / "x.ckpt", values(model))
-        with pytest.raises(ArtifactError, match="a whole checkpoint, and s would say"):
+        with pytest.raises(ArtifactError, match="a whole checkpoint, and s describes shards"):
             tensors_for(tmp_path / "x.ckpt", model, Ranks(), strategy=Path("s"))
 
     def test_another_layout_needs_auto_trans(
