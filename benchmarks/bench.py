@@ -70,6 +70,25 @@ def measure(template: str, values: dict[str, str]) -> dict[str, Any]:
     return result
 
 
+def measure_round(
+    templates: Sequence[str], values: dict[str, str], failed: dict[int, str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Measure each command that has not `failed`, and yield its place too; the first, ours, ends
+    the program if it fails."""
+    for place, template in enumerate(templates):
+        if place in failed:
+            continue
+        try:
+            result = measure(template, values)
+        except CommandFailed as failure:
+            if place == 0:
+                sys.exit(str(failure))
+            print(f"left out: {failure}", file=sys.stderr)
+            failed[place] = str(failure).splitlines()[0]
+        else:
+            yield place, result
+
+
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """So many processes that want a core for themselves."""
@@ -156,17 +175,7 @@ def main() -> None:
             }
             measured: list[list[dict[str, Any]]] = [[] for _ in templates]
             for round_number in range(arguments.rounds + 1):
-                for place, template in enumerate(templates):
-                    if place in failed:
-                        continue
-                    try:
-                        result = measure(template, values)
-                    except CommandFailed as failure:
-                        if place == 0:
-                            sys.exit(str(failure))
-                        print(f"left out: {failure}", file=sys.stderr)
-                        failed[place] = str(failure).splitlines()[0]
-                        continue
+                for place, result in measure_round(templates, values, failed):
                     if round_number:
                         measured[place].append(result)
                     print(

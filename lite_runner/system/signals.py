@@ -132,10 +132,8 @@ def leave_interrupts(package: Path) -> bool:
     """Keep the imported MindSpore at `package` from handling SIGINT; whether that succeeded.
     Idempotent and thread-safe."""
     libc = ctypes.CDLL(None)
-    real, nothing = (
-        _address(libc.sigaction),
-        _address(libc.sched_yield),
-    )  # sched_yield returns 0: success
+    # sched_yield returns 0, which is success.
+    real, nothing = _address(libc.sigaction), _address(libc.sched_yield)
     library = package.resolve() / LIBRARY
     found = [ctypes.c_uint64.from_address(one) for one in _imports(library, b"sigaction")]
     if not found or any(one.value not in (real, nothing) for one in found):

@@ -22,6 +22,7 @@ import pytest
 from openai.types import Completion
 from prometheus_client.parser import text_string_to_metric_families
 
+from fuzz.chaos import ATTEMPTS, TOO_SLOW
 from tests.paths import ROOT
 from tests.run_modes.test_slora import WIDTHS, write_adapter
 from tests.test_joined import free_port
@@ -84,8 +85,6 @@ cluster._ACCEPT_S = 0.01
 print(sent_for(Waiting()))
 """
 MANY = 8000  # tokens of an answer that nobody waits for
-TOO_SLOW = "The current node timed out during startup"  # after 30 s, which are in Ray's code
-ATTEMPTS = 3
 MEMORY = 80_000_000  # bytes of a node's object store: nothing is put there
 
 
