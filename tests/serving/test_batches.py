@@ -205,7 +205,8 @@ def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
 
     def said(answer: dict[str, Any]) -> list[str]:
         if "choices" in answer:
-            return [one.get("text") or one["message"]["content"] for one in answer["choices"]]
+            choices = answer["choices"]
+            return [one["text"] if "text" in one else one["message"]["content"] for one in choices]
         if answer.get("error"):
             return [answer["error"]["message"]]
         messages = answer.get("output", [answer])
