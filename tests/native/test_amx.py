@@ -253,10 +253,16 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
             weights[f"{kind} {inputs}"] = test_blocks.made(kind, 70, inputs, rng)
     several = [test_blocks.made(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
     weights["stacked"] = matrices.stacked(several)
-    for kind, inputs, group in (("int8", 96, 0), ("int8", 40, 0), ("int8 in groups", 384, 128)):
-        weights[f"{kind} {inputs}"] = test_linear.made(kind, 70, inputs, group, rng).weight
+    for kind, inputs, group in (
+        *(("int8", 96, 0), ("int8", 40, 0), ("int8 in groups", 384, 128)),
+        *(("int8, 16 bits", 96, 0), ("int8, 16 bits", 576, 0), ("int8, 16 bits", 40, 0)),
+        *(("int4 in groups, 16 bits", 288, 32), ("int4 in groups, 16 bits", 320, 64)),
+        *(("int4 from 8, 16 bits", 256, 0), ("int4 in groups, ordered, 16 bits", 384, 128)),
+    ):
+        made = test_linear.made(kind.removesuffix(", 16 bits"), 70, inputs, group, rng)
+        weights[f"{kind} {inputs}"] = made.weight
     for name, weight in weights.items():
-        block = matrices.matrix(weight, rounded_input=True).block()
+        block = matrices.matrix(weight, rounded_input="16 bits" not in name).block()
         out, inputs = (96, 512) if name == "stacked" else (70, int(name.split()[-1]))
         for rows, threads in ((31, 1), (32, 1), (33, 2), (53, 2)):
             x = with_outliers(rng.standard_normal((rows, inputs), np.float32), rng)

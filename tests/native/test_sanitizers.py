@@ -130,7 +130,7 @@ def with_fewer_tiles(folder: Path) -> list[Path]:
             (name,) = NAME.findall(text)
             text = f'#include "layers.h"\nconst lite_runner::Kernels lite_runner::{name}{{""}};\n'
         (folder / path.name).write_text(text, encoding="utf-8")
-    assert changed == 1, f"in_tiles of linear.inl has not {REST.pattern}"
+    assert changed == 1, f"in_tiles of rows.inl has not {REST.pattern}"
     return sorted(folder.glob("*.cc"))
 
 

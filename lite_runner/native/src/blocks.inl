@@ -5,7 +5,6 @@
 
 // 32 * kMostRounded * 31 * 63 is below 2^31, as of Q5_K; and here 32 * 16383 * 32 * 128, as of Q6_K.
 constexpr float kFewerBits = 16383.0f;
-constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
 constexpr int64_t kBlockTile = WIDTH == 8 ? 3 : 4;  // rows whose totals registers hold too
 
 // The integers q of 32 inputs, of the outputs of a part.
@@ -415,52 +414,45 @@ inline void add_above(const Unpacked& from, int64_t g, const uint8_t* x, Ints (&
 }
 
 // The same of 16 rows of bytes by AMX's tiles, of formats whose scales are of 32 inputs. Few rows have
-// 16 bits in a group, and their upper bytes are multiplied by vectors. Tiles leave their sums in memory,
-// so four groups are multiplied at once: totals then go through all of them in registers. Between the
-// totals of four rows and of the next ones stand products of a group of the next four, for the processor
-// to do meanwhile.
+// 16 bits in a group, and their upper bytes are multiplied by vectors. x: the first group of the rows;
+// above: upper bytes of the first row, which others have `stride` further each.
 template <Format format>
-void multiply_unpacked_by_amx(const Unpacked& from, const Rows& given, int64_t row, int64_t k,
-                              int64_t inputs, float* sums) {
-  constexpr int64_t few = 4;
-  static_assert(kForm<format>.sub == 32 && kAmxRows == few * few);
-  const Rows rows = given;  // whose pointers are not read again behind each tile
-  const int64_t groups = inputs / 32, all = rows.stride / 32, begin = row * all + k / 32;
-  const uint8_t* x =
-      rows.tiles ? rows.tiles + row * rows.stride + k * kAmxRows : rows.bytes + 64 * begin + 32;
-  const int64_t step = rows.tiles ? 32 : 64 * all, further = rows.tiles ? 32 * kAmxRows : 64;
-  uint32_t wide[kUnpacked / 32] = {};  // of each group, bit r: row r has 16 bits
-  for (int64_t r = 0; r < kAmxRows; ++r)
-    for (int64_t g = 0; g < groups; ++g) wide[g] |= rows.wide[begin + r * all + g] << r;
-  alignas(64) Ints parts[2][few][few][few][kParts];
+void multiply_unpacked_by_amx(const Unpacked& from, const TileGroup& x, const uint8_t* above,
+                              int64_t stride, bool begin, int64_t groups, float* sums) {
+  static_assert(kForm<format>.sub == 32);
+  constexpr int64_t together = 4;
+  constexpr int32_t offset = kForm<format>.offset + Quants<format>::lifted;
+  const int64_t size = TileGroup::size(32);
+  alignas(64) Ints products[2 * together][kAmxRows][kParts];
   const auto multiply = [&](int64_t g) __attribute__((always_inline)) {
-    if (g >= groups) return;
-    AmxTiles<32>::multiply<TileProduct::kSigned>(x + g * further, step, from.words[g * 8], 32, true,
-                                                 parts[g / few % 2][g % few][0][0]);
+    const TileGroup& own = x.after(g, size);
+    AmxTiles<32>::multiply<TileProduct::kSigned>(own.tiles(), 32, from.words[g * 8], 32, true,
+                                                 products[g % (2 * together)]);
   };
-  for (int64_t g = 0; g < few; ++g) multiply(g);
-  for (int64_t first = 0; first < groups; first += few)
-    for (int64_t block = 0; block < few; ++block) {
-      multiply(first + few + block);
-      float* to = sums + (row + block * few) * kPanel;
-      const int64_t at = begin + first + block * few * all;
-      Tile<few> totals{};
-      if (k + first) load_tile(totals, to);
-      const auto add = [&](int64_t i) __attribute__((always_inline)) {
-        Ints sum[few][kParts] = {};
-        Ints(&part)[few][kParts] = parts[first / few % 2][i][block];
-        const uint32_t above = wide[first + i] >> block * few & 15;
-        for (int64_t r = 0; above >> r; ++r)
-          if (above >> r & 1) add_above(from, first + i, rows.bytes + 64 * (at + i + r * all), part[r]);
-        add_scaled<format>(from, first + i, 0, part, rows.totals + 2 * (at + i), rows.stride, sum);
-        add_unpacked<format>(from, first + i, rows, at + i, all, sum, totals);
-      };
-      if (first + few <= groups)
-        unrolled<few>(add);
-      else
-        for (int64_t i = 0; i < groups - first; ++i) add(i);
-      store_tile(totals, to);
+  const auto add = [&](int64_t g, auto r, auto& totals) __attribute__((always_inline)) {
+    constexpr int64_t few = sizeof(totals.at) / sizeof(totals.at[0]);
+    const TileGroup& own = x.after(g, size);
+    auto& product = products[g % (2 * together)];
+    uint32_t wide;
+    __builtin_memcpy(&wide, own.wide + r, few);
+    if (wide)
+      for (int64_t i = 0; i < few; ++i)
+        if (own.wide[r + i]) add_above(from, g, above + 64 * g + (r + i) * stride, product[r + i]);
+#pragma GCC unroll 2
+    for (int64_t p = 0; p < kParts; ++p) {
+      const Floats factor = load(from.factor[g] + p * kLanes);
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < few; ++i) {
+        Ints sum = product[r + i][p];
+        if (offset) sum -= offset * own.totals[r + i];
+        if (kForm<format>.scales) sum *= load(from.scale[g] + p * kLanes);
+        add_products(totals.at[i][p], sum, factor, own.scales[r + i]);
+        if (kForm<format>.minimums)
+          add_minimum(totals.at[i][p], load(from.minimum[g] + p * kLanes), own.sums[r + i]);
+      }
     }
+  };
+  add_up_tiles<together>(groups, begin, sums, multiply, add);
 }
 #endif
 
@@ -473,7 +465,7 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
   constexpr bool bytes = eight && BYTE_PRODUCTS;
   Unpacked unpacked;
   constexpr bool by_amx = bytes && kAmxRows > 0 && kForm<format>.sub == 32;
-  const int64_t tiled = by_amx ? rows_of_bytes(rows.count) : 0;
+  const int64_t tiled = by_amx ? rows.tiles.rows(rows.count) : 0, lead = tiled ? rows.tiles.lead : 0;
   const AmxTiles<32> amx(tiled ? kAmxRows : 0);
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
@@ -485,9 +477,13 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
 #if AMX && WIDTH == 16
     if constexpr (by_amx)
       for (int64_t row = 0; row < tiled; row += kAmxRows)
-        multiply_unpacked_by_amx<format>(unpacked, rows, row, k, inputs, sums);
+        multiply_unpacked_by_amx<format>(unpacked, rows.tiles.of(row, k / 32),
+                                         rows.bytes + 2 * ((lead + row) * rows.stride + k),
+                                         2 * rows.stride, k == 0, inputs / 32,
+                                         sums + (lead + row) * kPanel);
 #endif
-    in_tiles<kBlockTile>(rows.count, multiply, tiled);
+    in_tiles<kBlockTile>(lead, multiply);
+    in_tiles<kBlockTile>(rows.count, multiply, lead + tiled);
   }
 }
 
@@ -528,8 +524,10 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
   uint8_t* wide = scratch<uint8_t>(kWide, count * groups);
   const int64_t tiled = m.rounded_input ? rows_of_bytes(count) : 0;
-  uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, (2 * count + tiled) * stride) : nullptr;
-  uint8_t* tiles = tiled ? bytes + 2 * count * stride : nullptr;
+  TileGroups tiles{nullptr, groups, 32};
+  const int64_t both = in_lines(2 * count * stride);  // of upper and lower bytes
+  uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, both + tiles.size(tiled)) : nullptr;
+  if (tiled) tiles.first = bytes + both;
   over_rows(count, [=, &m](int64_t row) {
     const float* from = x + row * stride;
     find_wide(from, stride, 32, m.rounded_input, scales + row * groups, wide + row * groups);
@@ -544,7 +542,9 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       sums[g] = static_cast<float>(total[0] + total[1]) * scale;
 #if BYTE_PRODUCTS
       split_bytes<Int8>(to, 32, bytes + 64 * g, bytes + 64 * g + 32);
-      if (row < tiled) put_into_tile(tiles, row, g - row * groups, groups, bytes + 64 * g + 32);
+      if (row >= tiled) continue;
+      tiles.put(row, g - row * groups, scale, sums[g], total[0] + total[1], wide[g]);
+      tiles.put(row, g - row * groups, 0, 32, 0, bytes + 64 * g + 32);
 #endif
     }
   });

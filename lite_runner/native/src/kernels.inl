@@ -2,6 +2,8 @@
 #include "simd.inl"
 #include "numbers.inl"
 #include "amx.inl"
+#include "rows.inl"
+#include "integers.inl"
 #include "linear.inl"
 #include "bfloat16.inl"
 #include "blocks.inl"

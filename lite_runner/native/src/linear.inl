@@ -1,38 +1,6 @@
 // Products of rows with panels of a matrix. Every output is summed up over its inputs in their
 // order, whatever the number of rows or threads, so that a row's bits never depend on others.
 
-// Calls body with 0, 1, .. count - 1 as constants.
-template <int64_t count, class Body>
-inline __attribute__((always_inline)) void unrolled(Body&& body) {
-  if constexpr (count > 0) {
-    unrolled<count - 1>(body);
-    body(std::integral_constant<int64_t, count - 1>{});
-  }
-}
-
-inline Ints broadcast_word(const void* from) {
-  int32_t word;
-  __builtin_memcpy(&word, from, 4);
-  return splat_int(word);
-}
-
-template <int64_t rows>
-struct Tile {
-  Floats at[rows][kParts];
-};
-
-template <int64_t count>
-inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, float* to) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < count; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) store(to + r * kPanel + p * kLanes, tile.at[r][p]);
-}
-
-// Prefetch distance in bytes: by itself the processor looks
-// ahead too little while it multiplies several rows. Measured with 1, 8 and 32 rows.
-constexpr int64_t kAhead = 4096;
-
 // tile [rows][32] += x [rows][depth] * panel [depth][32]. Of inputs in bfloat16 the second of each
 // pair goes first, as in accumulate_pairs: the sums have the same bits, since a product is exact.
 template <int64_t rows, class F, class X>
@@ -52,14 +20,6 @@ inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const X* x
   }
 }
 
-template <int64_t count>
-inline __attribute__((always_inline)) void load_tile(Tile<count>& tile, const float* from) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < count; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) tile.at[r][p] = load(from + r * kPanel + p * kLanes);
-}
-
 // The same over memory: sums [rows][32] grow by the product, or begin with it.
 template <int64_t rows, class F, class X>
 __attribute__((noinline)) void accumulate(float* sums, const X* x, int64_t stride,
@@ -69,48 +29,6 @@ __attribute__((noinline)) void accumulate(float* sums, const X* x, int64_t strid
   multiply<rows, F>(tile, x, stride, panel, depth);
   store_tile(tile, sums);
 }
-
-inline int64_t even(int64_t count) { return (count + 1) & ~1; }
-
-// Runs body<n> over all rows from `row` on in tiles of at most `most`.
-template <int64_t most, class Body>
-inline void in_tiles(int64_t rows, Body&& body, int64_t row = 0) {
-  for (; row + most <= rows; row += most) body(std::integral_constant<int64_t, most>{}, row);
-  unrolled<most - 1>([&](auto index) {
-    if (rows - row == index + 1) body(std::integral_constant<int64_t, index + 1>{}, row);
-  });
-}
-
-// Sums begin with zeros; those of AMX's tiles by themselves.
-template <int64_t count>
-inline __attribute__((always_inline)) void clear(Ints (&sums)[count][kParts]) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; count != kAmxRows && r < count; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) sums[r][p] = Ints{};
-}
-
-constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows that registers hold
-constexpr int64_t kIntegerTile = WIDTH == 16 ? 8 : 2;
-constexpr int64_t kSplitTile = WIDTH == 16 ? 4 : 1;  // rows up to which it pays that they are two bytes
-constexpr int64_t kItemBytes = 128 << 10;  // of a matrix, that a thread takes at least for one row
-constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1 cache
-
-// The rows that a matrix is multiplied with, prepared for its format.
-struct Rows {
-  const float* x;  // [count, stride]; zeros up to the matrix's depth
-  int64_t count, stride;
-  // For add_quads. [count, 2, depth]: above and below of split_bytes, for multiply_bytes lifted and in
-  // their order; for blocks [count, depth / 32, 2, 32].
-  const uint8_t* bytes;
-  // [count, depth]: rounded to 16 or 8 bits, or to bfloat16 where pairs of it are multiplied.
-  const int16_t* shorts;
-  const uint8_t* wide;  // [count, input groups]: 1 where a group has 16 bits, and else 8
-  const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
-  const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
-  const Rounded* rounded = nullptr;  // [count, depth] for bfloat16, where pairs are not multiplied
-  const uint8_t* tiles = nullptr;    // for blocks, below once more as tiles: [count / 16, depth / 32, 16, 32]
-};
 
 // sums [count][32] += the inputs x [count][stride] from k on * block [depth][32].
 template <class F, class X>
@@ -150,13 +68,6 @@ void multiply_floats(const Matrix& m, const Rows& rows, const X* x, int64_t pane
                               rows.stride, sums);
 }
 
-// The scales of a group from number `at` on.
-inline Floats load_scales(const Matrix& m, int64_t at) {
-  if (m.scale_type == ScaleType::kFloat32) return load(reinterpret_cast<const float*>(m.at(m.scales)) + at);
-  return m.scale_type == ScaleType::kHalf ? load_half(m.halves(m.scales) + at)
-                                          : load_bfloat16(m.halves(m.scales) + at);
-}
-
 // Floats of 8 bits, or indices into a table, whose groups of inputs have scales; each group is widened
 // once for all rows.
 inline void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
@@ -179,247 +90,6 @@ inline void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, fl
     multiply_block<Numbers<float>>(rows.x, rows.count, rows.stride,
                                    reinterpret_cast<const uint8_t*>(wide), k, m.group, sums);
   }
-}
-
-// Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
-// the weights' group, if they have groups, and that of the row.
-template <int64_t count>
-inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows& rows,
-                                                     int64_t row, int64_t panel, int64_t group,
-                                                     const Ints (&sums)[count][kParts],
-                                                     Tile<count>& totals) {
-  const int64_t groups = m.input_groups(), scale = (panel * m.groups() + group) * kPanel;
-#pragma GCC unroll 8
-  for (int64_t p = 0; p < kParts; ++p) {
-    Floats factor = splat(1.0f), minimum{};
-    Ints zero = splat_int(static_cast<int32_t>(m.zero));
-    if (m.group) factor = load_scales(m, scale + p * kLanes);
-    if (m.minimums) minimum = load_half(m.halves(m.minimums) + scale + p * kLanes);
-    if (m.zeros) zero = load_bytes(reinterpret_cast<const int8_t*>(m.at(m.zeros)) + scale + p * kLanes);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t at = (row + r) * groups + group;
-      Floats& total = totals.at[r][p];
-      Ints above = sums[r][p];  // the zero
-      if (m.zeros || m.zero) above -= zero * rows.totals[at];
-      total += to_float(above) * (factor * rows.scales[at]);
-      if (m.minimums) total += splat(rows.sums[at]) * minimum;
-    }
-  }
-}
-
-#if BYTE_PRODUCTS
-// True if one of the rows from `row` on has 16 bits in a group of inputs.
-template <int64_t count>
-inline __attribute__((always_inline)) bool any_wide(const Rows& rows, int64_t row, int64_t groups,
-                                                    int64_t group) {
-  int wide = 0;
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < count; ++r) wide |= rows.wide[(row + r) * groups + group];
-  return wide;
-}
-
-// Inputs of 8 bits, or in some groups of 16, by weights of 8 bits.
-template <int64_t count>
-void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  const int64_t group = m.input_group(), groups = m.input_groups(), depth = m.depth();
-  const int32_t* offsets = reinterpret_cast<const int32_t*>(m.at(m.sums)) + panel * groups * kPanel;
-  Tile<count> totals{};
-  for (int64_t g = 0; g < groups; ++g, offsets += kPanel) {
-    Ints sum[count][kParts];
-    clear(sum);
-    const int64_t first = g * group, end = smaller_of(first + group, depth);
-    const auto add = [&](const uint8_t* x, [[maybe_unused]] bool begin) __attribute__((always_inline)) {
-      const uint8_t* from = data;
-#if AMX && WIDTH == 16
-      if constexpr (count == kAmxRows)
-        AmxTiles<32>::multiply<TileProduct::kUnsigned>(x + first, 2 * depth, from, end - first, begin,
-                                                       sum);
-#endif
-      for (int64_t k = first; count != kAmxRows && k < end; k += 4, from += Words::bytes) {
-        fetch<Words::bytes>(from + kAhead);
-        const Words words = Words::read(from);
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < count; ++r) {
-          const Ints four = broadcast_word(x + 2 * r * depth + k);
-#pragma GCC unroll 8
-          for (int64_t p = 0; p < kParts; ++p)
-            sum[r][p] = add_quads(sum[r][p], four, words.part[p]);
-        }
-      }
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p) {
-        const Ints offset = kLifted * load(offsets + p * kLanes);
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < count; ++r) sum[r][p] -= offset;
-      }
-    };
-    const uint8_t* above = rows.bytes + 2 * row * depth;
-    const bool wide = any_wide<count>(rows, row, groups, g);
-    if (wide) {
-      add(above, true);
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < count; ++r)
-#pragma GCC unroll 8
-        for (int64_t p = 0; p < kParts; ++p) sum[r][p] <<= 8;
-    }
-    add(above + depth, !wide);
-    data += (end - first) / 4 * Words::bytes;
-    add_group(m, rows, row, panel, g, sum, totals);
-  }
-  store_tile(totals, sums + row * kPanel);
-}
-#endif
-
-// sum += x * weights, both pairs of 16 bits.
-inline Ints add_pairs(Ints sum, Ints x, Ints weights) {
-#if WIDTH == 16
-  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
-#elif WIDTH == 8 && BYTE_PRODUCTS
-  return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
-#elif WIDTH == 8
-  return sum + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
-#elif defined(__x86_64__)
-  return sum + (Ints)_mm_madd_epi16((__m128i)x, (__m128i)weights);
-#else
-  return sum + (x << 16 >> 16) * (weights << 16 >> 16) + (x >> 16) * (weights >> 16);
-#endif
-}
-
-// Inputs of 16 bits by weights of 8 or 4 bits.
-template <int64_t count, class W>
-void multiply_shorts(const Matrix& m, W form, const Rows& rows, int64_t row, int64_t panel,
-                     float* sums) {
-  constexpr int64_t pairs = W::step / 2;
-  constexpr int64_t chains = count == 1 ? pairs : 1;  // one sum alone would have to be waited for
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  const int16_t* x = rows.shorts + row * m.depth();
-  const int64_t group = m.input_group(), groups = m.input_groups();
-  Tile<count> totals{};
-  for (int64_t g = 0; g < groups; ++g) {
-    Ints sum[chains][count][kParts] = {};
-    const int64_t end = smaller_of((g + 1) * group, m.depth());
-    for (int64_t k = g * group; k < end; k += W::step, data += Words::bytes) {
-      fetch<Words::bytes>(data + kAhead);
-      const Words words = Words::read(data);
-      unrolled<pairs>([&](auto i) __attribute__((always_inline)) {
-        Ints weights[kParts];
-        for (int64_t p = 0; p < kParts; ++p) weights[p] = form.template pair<i>(words.part[p]);
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < count; ++r) {
-          const Ints two = broadcast_word(x + r * m.depth() + k + 2 * i);
-#pragma GCC unroll 8
-          for (int64_t p = 0; p < kParts; ++p)
-            sum[i % chains][r][p] = add_pairs(sum[i % chains][r][p], two, weights[p]);
-        }
-      });
-    }
-#pragma GCC unroll 4
-    for (int64_t c = 1; c < chains; ++c)
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p) sum[0][0][p] += sum[c][0][p];
-    add_group(m, rows, row, panel, g, sum[0], totals);
-  }
-  store_tile(totals, sums + row * kPanel);
-}
-
-#if BYTE_PRODUCTS
-// Up to 32 integers as 256 * above + below, both signed bytes, of each 8 in the order of W.
-template <class W>
-inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint8_t* below) {
-#if WIDTH == 16
-  int64_t order;
-  __builtin_memcpy(&order, W::order, 8);
-  const __m256i in_order = _mm256_add_epi8(
-      _mm256_set1_epi64x(order), _mm256_set_epi64x(0x0808080808080808, 0, 0x0808080808080808, 0));
-  const __mmask32 live = count < 32 ? (1u << count) - 1 : ~0u;
-  const __m512i all = _mm512_maskz_loadu_epi16(live, from);
-  const __m512i rounded = _mm512_add_epi16(all, _mm512_set1_epi16(128));
-  const __m256i upper = _mm512_cvtepi16_epi8(_mm512_srai_epi16(rounded, 8));
-  const __m256i lower = _mm512_cvtepi16_epi8(all);
-  _mm256_mask_storeu_epi8(above, live, _mm256_shuffle_epi8(upper, in_order));
-  _mm256_mask_storeu_epi8(below, live, _mm256_shuffle_epi8(lower, in_order));
-#else
-  for (int64_t k = 0; k < count; ++k) {
-    const int16_t one = from[k / 8 * 8 + W::order[k % 8]];
-    above[k] = static_cast<uint8_t>((one + 128) >> 8);
-    below[k] = static_cast<uint8_t>(one);
-  }
-#endif
-}
-
-// The same as multiply_shorts, and the same sums: four inputs by two products of bytes, which leaves
-// less to unpack.
-template <int64_t count, class W>
-void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int64_t panel,
-                    float* sums) {
-  constexpr int64_t chains = count * kParts < 4 ? 2 : 1;  // one sum would have to be waited for
-  constexpr int64_t bytes = 8 / W::step * Words::bytes;
-  const int64_t group = m.input_group(), groups = m.input_groups(), depth = m.depth();
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  const uint8_t* x = rows.bytes + 2 * row * depth;
-  Tile<count> totals{};
-  for (int64_t g = 0; g < groups; ++g) {
-    Ints high[chains][count][kParts] = {}, low[chains][count][kParts] = {};
-    const int64_t end = smaller_of((g + 1) * group, depth);
-    for (int64_t k = g * group; k < end; k += 8, data += bytes) {
-      fetch<bytes>(data + kAhead);
-      unrolled<2>([&](auto i) __attribute__((always_inline)) {
-        Ints weights[kParts];
-        for (int64_t p = 0; p < kParts; ++p) weights[p] = form.template quad<i>(data, p);
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < count; ++r) {
-          const uint8_t* four = x + 2 * r * depth + k + 4 * i;
-          const Ints above = broadcast_word(four), below = broadcast_word(four + depth);
-#pragma GCC unroll 8
-          for (int64_t p = 0; p < kParts; ++p) {
-            Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
-            upper = add_quads(upper, weights[p], above);
-            lower = add_quads(lower, weights[p], below);
-          }
-        }
-      });
-    }
-    Ints sum[count][kParts];
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < count; ++r) {
-      const int32_t offset = W::lifted * rows.totals[(row + r) * groups + g];
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p) {
-        Ints upper = high[0][r][p], lower = low[0][r][p];
-        if (chains == 2) upper += high[chains - 1][r][p], lower += low[chains - 1][r][p];
-        sum[r][p] = (upper << 8) + lower - offset;
-      }
-    }
-    add_group(m, rows, row, panel, g, sum, totals);
-  }
-  store_tile(totals, sums + row * kPanel);
-}
-#endif
-
-// Rows of 16 bits, or of 8, by one panel.
-template <class W>
-void multiply_integers(const Matrix& m, W form, const Rows& rows, int64_t panel, float* sums) {
-#if BYTE_PRODUCTS
-  if (m.rounded_input) {
-    const bool whole = m.input_group() % 32 == 0 && m.depth() % 32 == 0;
-    const int64_t tiled = whole ? rows_of_bytes(rows.count) : 0;
-    const AmxTiles<32> amx(tiled ? kAmxRows : 0);
-    if constexpr (kAmxRows > 0)
-      for (int64_t row = 0; row < tiled; row += kAmxRows)
-        multiply_bytes<kAmxRows>(m, rows, row, panel, sums);
-    return in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
-      multiply_bytes<count>(m, rows, row, panel, sums);
-    }, tiled);
-  }
-#endif
-  in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
-#if BYTE_PRODUCTS
-    if constexpr (count <= kSplitTile) return multiply_split<count>(m, form, rows, row, panel, sums);
-#endif
-    multiply_shorts<count>(m, form, rows, row, panel, sums);
-  });
 }
 
 // True if inputs are rounded to bfloat16, as the weights are.
@@ -508,7 +178,11 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
-  uint8_t* bytes = scratch<uint8_t>(kBytes, 2 * count * stride);
+  const int64_t inputs = tile_inputs(m), tiled = inputs ? rows_of_bytes(count) : 0;
+  TileGroups tiles{nullptr, groups, 2 * group};
+  const int64_t both = in_lines(2 * count * stride);  // of upper and lower bytes
+  uint8_t* bytes = scratch<uint8_t>(kBytes, both + tiles.size(tiled));
+  if (tiled) tiles.first = bytes + both;
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * groups);
@@ -533,6 +207,7 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
       scales[row * groups + g] = scale;
       sums[row * groups + g] = static_cast<float>(sum) * scale;
       totals[row * groups + g] = sum;
+      if (row < tiled) tiles.put(row, g, scale, sums[row * groups + g], sum, 1);
 #if BYTE_PRODUCTS
       uint8_t *above = bytes + 2 * row * stride, *below = above + stride;
       for (int64_t k = first; m.rounded_input && k < end; ++k) {
@@ -552,6 +227,10 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
         split_bytes<Int4>(from, here, target + k, target + stride + k);
       else
         split_bytes<Int8>(from, here, target + k, target + stride + k);
+      if (row >= tiled) continue;
+      for (int64_t half = 0; half < 2; ++half)
+        tiles.put(row, k / group, k % group / inputs * 2 + half, inputs, k % inputs,
+                  target + half * stride + k);
     }
 #endif
   });
@@ -561,6 +240,7 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   rows.scales = scales;
   rows.sums = sums;
   rows.totals = totals;
+  rows.tiles = tiles;
   return rows;
 }
 
@@ -599,7 +279,7 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
           moved(rows.sums, groups),
           moved(rows.totals, m.blocks() ? m.depth() / 16 : groups),
           moved(rows.rounded, m.depth()),
-          first == 0 ? rows.tiles : nullptr};
+          rows.tiles.from(first)};
 }
 
 // Rows of floats that the L2 cache does not hold go through a few panels in parts, of as many as fill

@@ -379,6 +379,21 @@ def test_a_prompt_alone_and_in_pieces_gives_what_it_gives_among_others(
             )
 
 
+@pytest.mark.parametrize("quant", ["a16w8", "a16w4"])
+def test_a_long_prompt_of_experts_may_come_in_any_pieces(
+    quant: Quant, reference: Reference
+) -> None:
+    """An expert's rows begin anywhere among those that all experts take, and fill tiles."""
+    known = reference("mixtral")
+    known.config = replace(known.config, seq_length=300)
+    model, prompt = known.native(2, 300, quant), tokens(1, 300)
+    whole = model.forward([Row(0, prompt, 0)])
+    for size in (7, 100):
+        for start in range(0, 300, size):
+            logits = model.forward([Row(1, prompt[start : start + size], start)])
+        assert logits.tobytes() == whole.tobytes()
+
+
 def test_a_step_that_is_longer_than_its_capacity(
     monkeypatch: pytest.MonkeyPatch, reference: Reference
 ) -> None:
