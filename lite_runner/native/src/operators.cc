@@ -1,4 +1,6 @@
 // The functions that Python calls through ctypes.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -23,17 +25,23 @@
 
 namespace lite_runner {
 
+constexpr size_t kHugePage = 2 << 20;
+
+// Memory of megabytes is mapped in huge pages: a prompt's rows are more small pages than the processor
+// remembers the addresses of.
 void* scratch_bytes(Scratch which, size_t bytes) {
   static void* memory[kScratches];
   static size_t sizes[kScratches];
   if (sizes[which] < bytes) {
     std::free(memory[which]);
-    sizes[which] = (bytes + 63) / 64 * 64;
-    memory[which] = std::aligned_alloc(64, sizes[which]);
+    const size_t page = bytes < kHugePage ? 64 : kHugePage;
+    sizes[which] = (bytes + page - 1) / page * page;
+    memory[which] = std::aligned_alloc(page, sizes[which]);
     if (!memory[which]) {
       sizes[which] = 0;
       throw std::bad_alloc();
     }
+    if (page == kHugePage) madvise(memory[which], sizes[which], MADV_HUGEPAGE);
   }
   return memory[which];
 }
