@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import shutil
@@ -47,6 +48,7 @@ def main() -> int:
 
         run("model=tiny_llama", "predict_data=hi")(folder)
         chosen = [case for case in cases(folder) if options.only in case.name]
+        gc.freeze()  # in each child, the search for garbage would copy pages of what it inherits
         print(f"{len(chosen)} cases, seed {options.seed}", flush=True)
         found, done = _rounds(chosen, options, folder, out)
     print(f"{done:,} mutations, {len(found)} findings")
