@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation import metrics
@@ -137,6 +136,9 @@ def test_parts_are_pooled() -> None:
 
 
 def test_significance() -> None:
+    # Here: each worker collects this file, and the import takes a third of a second.
+    from scipy.stats import binomtest
+
     for better, worse in ((0, 0), (3, 3), (1, 9), (40, 20), (900, 1000)):
         count = better + worse
         known = binomtest(better, count).pvalue if count else 1.0
