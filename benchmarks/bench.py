@@ -191,11 +191,12 @@ def main() -> None:
             everything += [run for runs in engines for run in runs]
 
     memory = memory_gb_s(arguments.threads)
+    compared = f"Generated ids against the first's: {'; '.join(notes)}. " if notes else ""
     print(markdown(["batch", "engine", *FIGURES.values()], rows, left=2))
     print(
         f"\nMedians of {arguments.rounds}; {arguments.prompt_tokens} prompt + "
         f"{arguments.new_tokens} new tokens, {arguments.threads} threads. In brackets: what the "
-        f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}. "
+        f"first engine has over this one. {compared}"
         f"These threads read memory at {memory:.1f} GB/s."
     )
     for ended in failed.values():

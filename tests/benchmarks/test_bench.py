@@ -75,6 +75,13 @@ def test_a_peer_that_fails_is_left_out_and_named(tmp_path: Path) -> None:
     assert "nothing-here: No such file" in done.stderr
 
 
+def test_ours_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    done = bench(tmp_path, {"engine": "ours", "token_ids": [[1]], **FIGURES}, others=["false"])
+    assert done.returncode == 0, done.stderr
+    assert "Left out: false ended with exit code 1." in done.stdout
+    assert "Generated ids" not in done.stdout
+
+
 def test_ours_that_fails_ends_it(tmp_path: Path) -> None:
     script = ROOT / "benchmarks/bench.py"
     done = subprocess.run(
