@@ -23,9 +23,9 @@ if ! {
   .venv-bench/bin/python -m pip download --no-input --no-deps \
     --no-binary llama-cpp-python --dest "$folder" "llama-cpp-python==$version"
   tar -xf "$folder"/llama_cpp_python-*.tar.gz -C "$folder/source" --strip-components 1
-  # As setup.sh builds the library: for this machine's processor, no dead stores removed. The page it
-  # could serve is left out.
-  export CFLAGS="-fno-tree-dse -fno-dse" CXXFLAGS="-fno-tree-dse -fno-dse"
+  # shellcheck source=scripts/llama_flags.sh
+  source scripts/llama_flags.sh
+  # As setup.sh builds the library: for this machine's processor. The page it could serve is left out.
   cmake -S "$folder/source/vendor/llama.cpp" -B "$folder" -DCMAKE_BUILD_TYPE=Release \
     -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF

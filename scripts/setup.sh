@@ -271,9 +271,8 @@ case $target in
     ;;
   lite) install --require-hashes --requirement "$lock" ;;
   peers) # torch is another file on each index, and may bring packages that are not pinned
-    # GCC takes the configuration of AMX's tiles in llama.cpp for a dead store, and its library ends by
-    # an illegal instruction (ggml-org/llama.cpp#26954).
-    export CFLAGS="-fno-tree-dse -fno-dse" CXXFLAGS="-fno-tree-dse -fno-dse"
+    # shellcheck source=scripts/llama_flags.sh
+    source scripts/llama_flags.sh
     locked=$venv/locked.txt
     sed '/^torch==/d' "$lock" >"$locked"
     install_pinned --require-hashes --no-deps

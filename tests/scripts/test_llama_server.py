@@ -18,10 +18,10 @@ tar -czf build/llama.cpp/llama_cpp_python-0.tar.gz source
 
 
 def test_the_server_is_built_once_from_the_version_of_the_peers(tmp_path: Path) -> None:
-    for name in ("scripts/llama_server.sh", "requirements/peers.txt"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("scripts/llama_server.sh", "scripts/llama_flags.sh", "requirements/peers.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    stand_ins = {".venv-bench/bin/python": PIP, "bin/cmake": '#!/bin/sh\necho "$@" >>cmake.log\n'}
+    stand_ins = {".venv-bench/bin/python": PIP, "bin/cmake": '#!/bin/sh\necho "$@ $CXXFLAGS" >>cmake.log\n'}
     for name, text in stand_ins.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True)
@@ -39,4 +39,5 @@ def test_the_server_is_built_once_from_the_version_of_the_peers(tmp_path: Path) 
     )
     assert asked == pinned and len(pinned) == 1
     assert (tmp_path / "build/llama.cpp/.built").read_text().split() == pinned
-    assert len((tmp_path / "cmake.log").read_text().splitlines()) == 2  # configured, then built
+    configured, built = (tmp_path / "cmake.log").read_text().splitlines()
+    assert configured.endswith("-fno-tree-dse -fno-dse") and " --target llama-server " in built

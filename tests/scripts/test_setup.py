@@ -75,7 +75,7 @@ def checkout(tmp_path: Path) -> Path:
     pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite")]
     pins += ["requirements/mindformers.txt", "requirements/mindformers-1.9.txt"]
     pins += ["requirements/ray.txt"]
-    for name in ("scripts/setup.sh", *pins):
+    for name in ("scripts/setup.sh", "scripts/llama_flags.sh", *pins):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     for name in ("setup.cfg", "setup.py", "pyproject.toml"):
