@@ -85,7 +85,7 @@ def _run_rank(
         target, device_id, meets_on = own_device(
             config.context, member, elsewhere=config.in_mindformers
         )
-        with progress.step(f"join the {member.size} ranks"):
+        with progress.step(f"join the {member.size} ranks", phase="meet"):
             joined = join(
                 member,
                 meets_on,

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from lite_runner.recorder import Recorder
 
 MOST_EVENTS = 200_000  # of a trace; the tables count what comes after them too
-_STEPS = {
-    **{"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"},
-    "join": "meet",
-}
 LAUNCHER_VARIABLE = "LITE_RUNNER_LAUNCHER"  # the recording of the launcher of ranks
 recorder: Recorder | None = None
 folder: Path | None = None  # of the traces, in a run with profile=true
@@ -46,7 +42,7 @@ def start(*, whole_process: bool = False, most_events: int = MOST_EVENTS) -> Rec
     recorder = Recorder(began, most_events)
     if began is not None:
         recorder.slice("start", "start", began, time.perf_counter())
-    progress.observe(_observed)
+    progress.observe(recorder.phase)
     return recorder
 
 
@@ -67,15 +63,4 @@ def phase(name: str) -> Iterator[None]:
         yield
         return
     with recorder.phase(name):
-        yield
-
-
-@contextmanager
-def _observed(name: str) -> Iterator[None]:
-    """A step of the progress, as a phase if it is one."""
-    found = _STEPS.get(name.partition(" ")[0])
-    if recorder is None or found is None:
-        yield
-        return
-    with recorder.phase(found, name):
         yield

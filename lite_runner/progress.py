@@ -39,6 +39,8 @@ BAR = 20  # characters
 ERASE = "\r\x1b[K"
 NOTEBOOK_WIDTH = 80
 Color = Literal["red", "dim"]
+Phase = Literal["meet", "read", "pack", "compile"]  # of a profile
+Observer = Callable[[Phase, str], AbstractContextManager[None]]
 _COLORS = {"red": "\x1b[31m", "dim": "\x1b[2m"}
 
 
@@ -119,10 +121,11 @@ class Progress:
         self._lock = threading.RLock()
         self._sink: Sink | None = None
         self._json: _JsonLines | None = None
-        self._observer: Callable[[str], AbstractContextManager[None]] | None = None
+        self._observer: Observer | None = None
 
-    def observe(self, observer: Callable[[str], AbstractContextManager[None]] | None) -> None:
-        """Enter `observer(name)` with each step from now on; None: no observer."""
+    def observe(self, observer: Observer | None) -> None:
+        """Enter `observer(phase, name)` with each step that is a phase from now on; None: no
+        observer."""
         self._observer = observer
 
     def redirect(self, sink: Sink | None) -> None:
@@ -144,17 +147,23 @@ class Progress:
 
     @contextmanager
     def step(
-        self, name: str, total: float | None = None, unit: str = "", done: float = 0.0
+        self,
+        name: str,
+        total: float | None = None,
+        unit: str = "",
+        done: float = 0.0,
+        phase: Phase | None = None,
     ) -> Iterator[Step]:
         """Show `name` as in progress. `total` counts `unit`s, of which `done` were done before;
-        `unit="B"`: bytes, shown in MB."""
+        `unit="B"`: bytes, shown in MB. `phase`: what a profile counts it as."""
         step = Step(self, name, total, unit, done)
         with self._lock:
             self._steps.append(step)
             self._show(step)
         outcome = "interrupted"
         try:
-            with nullcontext() if self._observer is None else self._observer(name):
+            observer = self._observer
+            with nullcontext() if observer is None or phase is None else observer(phase, name):
                 yield step
             outcome = "done"
         except BrokenPipeError:  # the reader has gone, which is not a failure

@@ -32,7 +32,7 @@ def test_phases_do_not_count_what_is_inside_them() -> None:
     began = time.perf_counter()
     with recorder.phase("plan"):
         time.sleep(0.02)
-        with progress.step("pack something"):
+        with progress.step("anything", phase="pack"):
             time.sleep(0.05)
         with progress.step("generate"):  # no phase of its own
             pass
@@ -49,7 +49,7 @@ def test_phases_do_not_count_what_is_inside_them() -> None:
 
 
 def test_off_nothing_is_recorded() -> None:
-    with profiler.phase("plan"), progress.step("pack something"):
+    with profiler.phase("plan"), progress.step("anything", phase="pack"):
         pass
     assert profiler.recorder is None and profiler.stop() is None
 

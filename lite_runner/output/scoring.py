@@ -65,7 +65,7 @@ class CompleterScorer:
     def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         if not self.compile_s:
             began = time.perf_counter()
-            with progress.step("compile"):
+            with progress.step("compile", phase="compile"):
                 self._score(ids)
             self.compile_s = time.perf_counter() - began
         return self._score(ids)

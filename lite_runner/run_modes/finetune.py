@@ -513,7 +513,7 @@ def _weights(
     """Weights as float32, by name."""
     tensors = files.tensors()
     turned = {one.name for one in parameters(files.model) if one.transposed}
-    with progress.step("load weights", total=len(tensors), unit="tensors") as step:
+    with progress.step("load weights", len(tensors), "tensors", phase="read") as step:
         for name, tensor in tensors.items():
             if name not in without:
                 yield name, _values(files, name, tensor, name in turned, shard)

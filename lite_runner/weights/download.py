@@ -178,7 +178,8 @@ def download(files: Sequence[Remote], name: str) -> None:
     check_disk(files)
     sizes = [file.size for file in files if file.size is not None]
     total = sum(sizes) if len(sizes) == len(files) else None
-    with progress.step(f"download {name}", total, "B", done=sum(f.here for f in files)) as step:
+    here = sum(file.here for file in files)
+    with progress.step(f"download {name}", total, "B", done=here, phase="read") as step:
         _Transfer(files, step).run()
 
 

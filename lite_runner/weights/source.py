@@ -222,7 +222,9 @@ class PackageFile:
         log = folder / "pip.log"
         with (
             log.open("wb") as output,
-            progress.step(f"download {self.package} {self.version}", unit="B") as step,
+            progress.step(
+                f"download {self.package} {self.version}", unit="B", phase="read"
+            ) as step,
             subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -21,7 +21,10 @@ def test_the_server_is_built_once_from_the_version_of_the_peers(tmp_path: Path) 
     for name in ("scripts/llama_server.sh", "scripts/llama_flags.sh", "requirements/peers.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    stand_ins = {".venv-bench/bin/python": PIP, "bin/cmake": '#!/bin/sh\necho "$@ $CXXFLAGS" >>cmake.log\n'}
+    stand_ins = {
+        ".venv-bench/bin/python": PIP,
+        "bin/cmake": '#!/bin/sh\necho "$@ $CXXFLAGS" >>cmake.log\n',
+    }
     for name, text in stand_ins.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True)

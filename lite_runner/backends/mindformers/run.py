@@ -315,7 +315,7 @@ class OpenMindFormers:
             return 0.0
         began, rows = time.perf_counter(), self.slots
         prompts, limits = [self.run.fill] * rows, [limit] * rows
-        with progress.step("compile"):
+        with progress.step("compile", phase="compile"):
             self.complete(prompts, limits, GenerationConfig(), 0, lambda *_: None)
         return time.perf_counter() - began
 
@@ -382,7 +382,7 @@ def open_mindformers(files: ModelFiles, options: RunOptions) -> OpenMindFormers:
         if ranks.tensor > 1:
             work, variables, scheduler = join_group(options, run.release, python, work, resources)
         assert work is not None, "that of the first rank"
-        with progress.step("load MindFormers"):
+        with progress.step("load MindFormers", phase="read"):
             process = MindFormersProcess(
                 work,
                 run.release,

@@ -132,7 +132,7 @@ class MindSpore(Seat):
         name = f"load {files.path.name}" if files.path else "make random weights"
         if files.held is not None:
             name = "take the weights from the parameters"
-        with progress.step(name, total=len(tensors), unit="tensors") as step:
+        with progress.step(name, len(tensors), "tensors", phase="read") as step:
             return _opened(files, options, tensors, step.advance)
 
 

@@ -57,8 +57,10 @@ class GraphCache:
     def compile(self, graph: nn.Cell, *inputs: object, name: str, purpose: str) -> bool:
         """Compile a graph, shown as `name`, or load it from the cache; whether it was a hit."""
         with self.entry(purpose) as cached:
-            shown = nullcontext() if cached else progress.step(f"compile the {name}")
-            with shown, deferred():  # an interrupt would leave a dump
+            step = (
+                nullcontext() if cached else progress.step(f"compile the {name}", phase="compile")
+            )
+            with step, deferred():  # an interrupt would leave a dump
                 graph.compile(*inputs)
         return cached
 

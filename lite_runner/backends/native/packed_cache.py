@@ -248,7 +248,7 @@ def _packing(
         progress.note(describe(tensors, quantization))
     elif quantization.keeps_blocks and (line := describe_blocks(tensors.values())):
         progress.note(line)
-    with progress.step(name, total=len(tensors), unit="tensors") as step:
+    with progress.step(name, len(tensors), "tensors", phase="pack") as step:
         weights = QuantizedWeights(tensors, files.model, step.advance)
         try:
             yield partial(

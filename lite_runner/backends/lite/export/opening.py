@@ -58,7 +58,7 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
     rank = ranks.tensor_index if ranks.size > 1 else settings.infer.rank_id % manifest.ranks
     for generation in dict.fromkeys(options.generation):
         check_generation(manifest, generation)
-    with progress.step(f"load {folder.name} in {engine.name}"):
+    with progress.step(f"load {folder.name} in {engine.name}", phase="read"):
         graphs = manifest.paths(folder, rank)
         return open_exported(graphs, manifest, engine, slots=slots)
 
