@@ -495,13 +495,10 @@ class Seat(Protocol):
         """The context of a run with profile=true; files of a profiler of its own go to a folder."""
         return nullcontext()
 
-    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
-        """The backend with its weights. Several ranks must have joined. Raises RunnerError."""
+    def open(self, files: ModelFiles, options: RunOptions) -> Backend | Completer:
+        """The backend, or what takes its place, with its weights. Several ranks must have joined.
+        Raises RunnerError."""
         ...
-
-    def completer(self, files: ModelFiles, options: RunOptions) -> Completer | None:
-        """What takes the place of a backend, opened as that is; None: it computes rows."""
-        return None
 
 
 def seat(name: str) -> Seat:

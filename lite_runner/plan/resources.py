@@ -248,12 +248,19 @@ def open_planned(plan: Plan) -> Backend:
 def open_run(plan: Plan, job: Job, folder: Path) -> Backend | Completer:
     """The backend with its weights, for a replica's share of the plan's job, or what takes its
     place; `folder`: of the run, for files of an engine. Raises RunnerError."""
-    options = replace(options_of(plan, job), folder=folder)
-    completer = seat(options.settings.backend).completer(plan.model, options)
-    return completer or open_backend(plan.model, options, plan.memory)
+    return _open(plan.model, replace(options_of(plan, job), folder=folder), plan.memory)
 
 
 def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = None) -> Backend:
+    """As `_open`, for a run whose rows a scheduler chooses."""
+    opened = _open(files, options, need)
+    assert not isinstance(opened, Completer), "see Seat.unsupported"
+    return opened
+
+
+def _open(
+    files: ModelFiles, options: RunOptions, need: Memory | None = None
+) -> Backend | Completer:
     """The backend that the settings name, not auto, with its weights.
 
     `need`: the memory of the run, if known. Several ranks must have joined; the launcher has

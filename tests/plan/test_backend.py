@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lite_runner import architectures, native
 from lite_runner.app import main
-from lite_runner.backends import Backend, Row
+from lite_runner.backends import Backend, Completer, Row
 from lite_runner.backends.lite.export.job import spec_of
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import ComputeOptions, ExportedOptions
@@ -189,10 +189,11 @@ def test_a_comparison_needs_two_backends(capsys: pytest.CaptureFixture[str]) -> 
 def logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NDArray[np.float32]]:
     """`logits(*settings)` runs SHORT -> those after the first prompts [rows, vocab]."""
     seen: list[NDArray[np.float32]] = []
-    open_backend = resources.open_backend
+    opens = resources._open
 
     def opened(*arguments: Any, **options: Any) -> Backend:
-        backend = open_backend(*arguments, **options)
+        backend = opens(*arguments, **options)
+        assert not isinstance(backend, Completer)
         forward = backend.forward
 
         def watched(rows: Sequence[Row]) -> NDArray[np.float32]:
@@ -202,7 +203,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NDArray[np.float32]
         backend.forward = watched  # type: ignore[method-assign]
         return backend
 
-    monkeypatch.setattr(resources, "open_backend", opened)
+    monkeypatch.setattr(resources, "_open", opened)
 
     def run(*settings: str) -> NDArray[np.float32]:
         seen.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lite_runner.backends import Backend, RunOptions, Seat
+from lite_runner.backends import RunOptions, Seat
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory
 
@@ -50,10 +50,7 @@ class MindFormersSeat(Seat):
         text = _run(files, options).yaml(options.settings.source.checkpoint)
         return f"{FILE_NAME}:", text.rstrip()
 
-    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
-        raise NotImplementedError("MindFormers computes no rows: see completer")
-
-    def completer(self, files: ModelFiles, options: RunOptions) -> OpenMindFormers:
+    def open(self, files: ModelFiles, options: RunOptions) -> OpenMindFormers:
         from lite_runner.backends.mindformers.run import open_mindformers
 
         return open_mindformers(files, options)
