@@ -20,7 +20,7 @@ from lite_runner import profiler, progress
 from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config import Note
-from lite_runner.config.compose import config_yaml, portable
+from lite_runner.config.compose import portable
 from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
@@ -41,7 +41,7 @@ from lite_runner.distributed.stopping import (
     StopFlags,
     stop_or_exit_on_ctrl_c,
 )
-from lite_runner.launch import log_details, operators_profiled, write_ranks_profile
+from lite_runner.launch import log_details, operators_profiled, run_folder, write_ranks_profile
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -137,16 +137,14 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     mode, told = run_mode(config.run_mode), dict[str, Any]()
     if joined.leads:
         config = dataclasses.replace(config, seed=seed, weights_seed=weights_seed)
-        raw = portable(config)  # ranks may be in other folders
-        config = config.from_dict(raw)
+        config = config.from_dict(portable(config))  # ranks may be in other folders
         plan = mode.plan(config)
         if joined.lock is not None:  # a launcher has done it while no rank held memory yet
             check_ranks_fit(plan)
         plan = plan.verified(joined.local_ranks)
         told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
         if joined.lock is not None:
-            text = config_yaml(raw)
-            folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name, text)
+            folder = run_folder(config)
             StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
             told["folder"] = str(folder.path)
     told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note
-from lite_runner.config.compose import config_yaml, portable
+from lite_runner.config.compose import config_yaml
 from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
@@ -72,8 +72,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         profiler.start(whole_process=True)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
-    text = config_yaml(portable(config))
-    with RunFolder.create(config.output_dir, config.run_mode, config.model_name, text) as folder:
+    with run_folder(config) as folder:
         folder.open_log()
         if config.profile:
             profiler.folder = folder.path
@@ -100,6 +99,12 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             finally:
                 _write_profile(folder)
     return 0
+
+
+def run_folder(config: RunConfig) -> RunFolder:
+    """The new folder of a run, with the config.yaml that repeats it."""
+    text = config_yaml(config)
+    return RunFolder.create(config.output_dir, config.run_mode, config.model_name, text)
 
 
 def operators_profiled(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:

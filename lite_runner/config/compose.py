@@ -530,12 +530,13 @@ def portable(config: RunConfig) -> dict[str, Any]:
     return raw
 
 
-def config_yaml(raw: dict[str, Any]) -> str:
-    """The text of the config.yaml that repeats the run of a `kept` config; it holds no secrets."""
+def config_yaml(config: RunConfig) -> str:
+    """The text of the config.yaml that repeats a run; it holds no secrets."""
+    raw = portable(config)
     if given := at(raw, ENC_KEY):
         from lite_runner.system.secret import hidden  # not for runs without
 
-        put_at(raw := {**raw}, ENC_KEY, hidden(given))
+        put_at(raw, ENC_KEY, hidden(given))
     return dump_yaml(raw)
 
 
