@@ -204,8 +204,8 @@ def _of_member(
     elif _is_rank(config, member):
         return config, notes
     # Only now it is known how many ranks are on this machine.
-    told = environment.threads_beyond(config.context.threads, config.processes_here)
-    return config, [*notes, Note(told)] if told else notes
+    note = environment.threads_beyond(config.context.threads, config.processes_here)
+    return config, [*notes, Note(note)] if note else notes
 
 
 def _is_rank(config: RunConfig, member: Member) -> bool:

@@ -109,9 +109,9 @@ def _run_rank(
             threads = environment.cores(len(joined.local_ranks))
         context = dataclasses.replace(asked, device_id=device_id, threads=threads)
         if joined.leads and sender is None:
-            told = environment.threads_beyond(asked.threads, plan.config.processes_here)
-            if told:
-                progress.note(f"note: {told}")
+            note = environment.threads_beyond(asked.threads, plan.config.processes_here)
+            if note:
+                progress.note(f"note: {note}")
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, context=context))
         cut_short = _execute(plan.of_rank(joined.rank), folder, joined)
     if sender is not None:
@@ -134,7 +134,7 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
         config = completed(config, draws_seed=joined.rank == 0)
     seeds = json.dumps([config.seed, config.weights_seed]).encode()
     seed, weights_seed = json.loads(gather(seeds)[0])  # rank 0's, on all machines
-    mode, told = run_mode(config.run_mode), dict[str, Any]()
+    mode, shared = run_mode(config.run_mode), dict[str, Any]()
     if joined.leads:
         config = dataclasses.replace(config, seed=seed, weights_seed=weights_seed)
         config = config.from_dict(portable(config))  # ranks may be in other folders
@@ -142,16 +142,16 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
         if joined.lock is not None:  # a launcher has done it while no rank held memory yet
             check_ranks_fit(plan)
         plan = plan.verified(joined.local_ranks)
-        told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
+        shared = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
         if joined.lock is not None:
             folder = run_folder(config)
             StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
-            told["folder"] = str(folder.path)
-    told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])
+            shared["folder"] = str(folder.path)
+    shared = json.loads(gather(json.dumps(shared).encode())[joined.local_ranks[0]])
     if not joined.leads:
-        tokens = [told["tokens"]] if told["tokens"] else []
-        plan = mode.plan(from_dict(told["config"]), *tokens).verified(())
-    return plan, Path(told.get("folder", ""))
+        tokens = [shared["tokens"]] if shared["tokens"] else []
+        plan = mode.plan(from_dict(shared["config"]), *tokens).verified(())
+    return plan, Path(shared.get("folder", ""))
 
 
 def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:

@@ -63,8 +63,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     environment.check_packages()
     if starts:  # ranks meet through MindSpore
         environment.check_mindspore()
-    if told := environment.namesake():
-        progress.note(f"note: {told}\n  -> {environment.without_namesake()}")
+    if namesake := environment.namesake():
+        progress.note(f"note: {namesake}\n  -> {environment.without_namesake()}")
     if config.computes_here:
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)

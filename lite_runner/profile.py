@@ -260,8 +260,8 @@ def job_table(processes: Sequence[Process]) -> list[str]:
             size = f"{each.bytes / 1e6:.2f}"
             rows.append([f"{name} {each.name}", str(each.calls), *spent, size])
     lines += _aligned(rows) if rows[1:] else []
-    if told := [one.measured() for _, one in every if one.bandwidth]:
-        lines.append(f"measured, all ranks at once, the fastest: {told[-1]}")
+    if rates := [one.measured() for _, one in every if one.bandwidth]:
+        lines.append(f"measured, all ranks at once, the fastest: {rates[-1]}")
     return lines
 
 

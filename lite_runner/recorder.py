@@ -59,7 +59,7 @@ class LayerCost:
 class _Layers:
     costs: Sequence[LayerCost]
     times: Any  # an array of LayerTime
-    told: bool  # time that exchanges waited for other ranks
+    waiting_told: bool  # time that exchanges waited for other ranks
 
 
 @dataclass
@@ -183,13 +183,13 @@ class Recorder:
     def _layer_events(self) -> Iterator[Event]:
         """Of the steps that `layers` was told of."""
         for times, copied in self._copies:
-            ((costs, told),) = ((one.costs, one.told) for one in self._layers if one.times is times)
-            then = (LayerTime * len(costs)).from_buffer_copy(copied)
-            for cost, one in zip(costs, then, strict=True):
+            (group,) = (one for one in self._layers if one.times is times)
+            then = (LayerTime * len(group.costs)).from_buffer_copy(copied)
+            for cost, one in zip(group.costs, then, strict=True):
                 yield cost.name, "native", one.began / 1e9, one.ended / 1e9, {}
                 last = one.exchange
                 if last.began >= one.began > 0:
-                    waiting = {"waiting_ms": last.last_waited / 1e6} if told else {}
+                    waiting = {"waiting_ms": last.last_waited / 1e6} if group.waiting_told else {}
                     began, ended = last.began / 1e9, last.ended / 1e9
                     yield cost.collective, "collective", began, ended, waiting
 
@@ -211,7 +211,7 @@ class Recorder:
         for group in self._layers:
             for cost, times in zip(group.costs, group.times, strict=True):
                 if times.exchange.calls:
-                    exchanged = _collective(cost.collective, times.exchange, group.told)
+                    exchanged = _collective(cost.collective, times.exchange, group.waiting_told)
                     found = collectives.get(cost.collective)
                     collectives[cost.collective] = exchanged.plus(found)
                 if times.calls:
@@ -254,13 +254,13 @@ class Recorder:
             self._left_out += 1
 
 
-def _collective(name: str, time: ExchangeTime, told: bool) -> CollectiveTime:
-    """A native layer's exchanges as a collective; `told`: their waiting is known."""
+def _collective(name: str, time: ExchangeTime, waiting_told: bool) -> CollectiveTime:
+    """A native layer's exchanges as a collective; `waiting_told`: with their waiting."""
     return CollectiveTime(
         name=name,
         calls=time.calls,
         seconds=time.spent / 1e9,
-        waiting_s=time.waited / 1e9 if told else None,
+        waiting_s=time.waited / 1e9 if waiting_told else None,
         bytes=time.bytes,
     )
 

@@ -86,9 +86,9 @@ def _init(cls: type, fields: _Fields) -> Callable[..., None]:
                 f"{cls.__name__}() takes {', '.join(names)}, and needs {', '.join(required)};"
                 f" got {len(args)} values and {', '.join(given)}"
             )
-        made = {name: make() for name, make in makers.items() if name not in values}
+        created = {name: make() for name, make in makers.items() if name not in values}
         # Not by setattr, which a frozen class refuses.
-        vars(self).update({**defaults, **made, **values})
+        vars(self).update({**defaults, **created, **values})
         if finish is not None:
             self.__post_init__()
 

@@ -107,8 +107,8 @@ class SweptJob:
         words, index = list(hydra.overrides.task), hydra.job.num
         if self.line.last("verbosity") != "0":
             of = "" if self.total is None else f" of {self.total}"
-            told = shown(f"job {index + 1}{of}: {' '.join(words)}").rstrip(": ")
-            print(told, file=sys.stderr, flush=True)
+            title = shown(f"job {index + 1}{of}: {' '.join(words)}").rstrip(": ")
+            print(title, file=sys.stderr, flush=True)
         chosen = [override(word) for word in words]
         keys = {setting.key for setting in chosen}
         settings = [s for s in self.line.settings if s.key not in keys]
@@ -318,13 +318,13 @@ def _hydra_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        told = " ".join(str(error.__cause__ or error).split())
-        if absent := _ABSENT.search(told):
+        message = " ".join(str(error.__cause__ or error).split())
+        if absent := _ABSENT.search(message):
             raise EnvironmentFault(
                 f"{absent[1]}={absent[2]}: no such plugin of Hydra is installed",
                 environment.install_line(environment.required("cluster")),
             ) from None
-        raise ConfigError(f"--multirun: {told}") from None
+        raise ConfigError(f"--multirun: {message}") from None
 
 
 def _launch(

@@ -74,8 +74,8 @@ def init_context(
         return 0, 1
     asked = AscendSettings(**{key: settings[key] for key in ASCEND_KEYS if key in settings})
     device = choose_device(chosen().get("device_target", "auto"), asked)
-    if told := asked.no_effect(device):
-        progress.note(told)
+    if note := asked.no_effect(device):
+        progress.note(note)
     rank, size = join_job(device, settings.get("device_id", 0))
     _chosen.update(rank_context(device, settings))
     return rank, size

@@ -257,8 +257,8 @@ def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
             return str(found), keys
         if usual := FAMILIES.get(config.model_name):
             section = "model.model_config."
-            told = sizes_in_graphs(config.model_name, list(paths.values()))
-            return usual, keys | {f"{section}{name}": str(size) for name, size in told.items()}
+            sizes = sizes_in_graphs(config.model_name, list(paths.values()))
+            return usual, keys | {f"{section}{name}": str(size) for name, size in sizes.items()}
     raise ConfigError(
         "model_name: got common, and neither a manifest nor a yaml names the model",
         f"model_name= one of {', '.join([*FAMILIES, *options_of('model')])}",

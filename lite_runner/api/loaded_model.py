@@ -206,12 +206,12 @@ class GrowingEngine:
             self._engine = Engine(
                 backend, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up
             )
-        with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:
+        with closing(TokenHooks(job, tokenizer, hooks.streamer)) as token_hooks:
             outcome = self._engine.generate(
                 job.scheduler_requests(keep_logits=hooks.on_logits is not None),
                 first_index=job.first_index,
-                on_token=told.on_token,
-                on_finish=told.on_finish,
+                on_token=token_hooks.on_token,
+                on_finish=token_hooks.on_finish,
                 on_logits=hooks.on_logits,
             )
         if outcome.interrupted:

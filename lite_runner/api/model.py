@@ -135,13 +135,13 @@ class PreTrainedModel:
         longest = None if max_length is None else min(max_length, self.max_length)
         chosen = {"max_length": longest, "do_sample": do_sample, "top_k": top_k, **options}
         usual = {"do_sample": True, "top_k": 50}
-        (made,) = self.complete(
+        (completion,) = self.complete(
             rows_of(ids, self._loaded.files.model),
             usual | merged_options(generation_config, chosen),
             streamer=streamer,
             adapter_id=adapter_id,
         )
-        answer: str = tokenizer.decode(made.token_ids, skip_special_tokens=True)
+        answer: str = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         return answer, [*messages, {"role": assistant_role_name, "content": answer}]
 
     def complete(

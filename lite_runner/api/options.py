@@ -113,10 +113,10 @@ def checked_options(
         given.pop(name, None)  # the last two are for those that call this
     least = given.pop("min_length", None)
     if settings := [name for name in given if name not in OPTIONS and hasattr(config, name)]:
-        told = ", ".join(f"{name}={given[name]!r}" for name in settings)
+        chosen = ", ".join(f"{name}={given[name]!r}" for name in settings)
         raise ConfigError(
             f"{', '.join(settings)}: set for the model, not for one call",
-            f"AutoModel.from_pretrained(..., {told}), or the same in pipeline(model='...', ...)",
+            f"AutoModel.from_pretrained(..., {chosen}), or the same in pipeline(model='...', ...)",
         )
     for name in given:
         if name not in OPTIONS:

@@ -89,9 +89,9 @@ def pipeline(
         else:
             model = AutoModel.from_pretrained(model, **settings, **chosen)
         chosen = {}
-    made = TextGenerationPipeline(model, tokenizer, **kwargs)
+    created = TextGenerationPipeline(model, tokenizer, **kwargs)
     model.config.update(chosen)
-    return made
+    return created
 
 
 def _is_of_pipeline(name: str) -> bool:
@@ -208,8 +208,8 @@ class TextGenerationPipeline:
             adapter_id=self._adapter_id if adapter_id is None else adapter_id,
         )
         found: list[list[str]] = [[] for _ in texts]
-        made = texts_of(completions, core, stop_texts(options))
-        for completion, text in zip(completions, made, strict=True):
+        generated = texts_of(completions, core, stop_texts(options))
+        for completion, text in zip(completions, generated, strict=True):
             before = "" if chat else texts[completion.prompt_index]
             found[completion.prompt_index].append(before + text)
         step = batch or 1

@@ -134,10 +134,10 @@ class _ByPosition(InputsOfInfer):
     def __init__(self, theirs: BaseInputsOfInfer) -> None:
         self._theirs = theirs
         given = self._arguments(np.ones((1, 4), np.int32), np.array([4]), np.array([3]), True)
-        made = theirs.get_inputs(None, **given)
+        inputs = theirs.get_inputs(None, **given)
         self.names = tuple(
             next((name for name, array in given.items() if array is one), f"input_{index}")
-            for index, one in enumerate(made)
+            for index, one in enumerate(inputs)
         )
 
     def get_inputs(

@@ -139,7 +139,7 @@ def gather_text(ranks: Ranks, text: str) -> list[str]:
     """The text of each rank, on every rank; returns when all are here."""
     if ranks.size == 1:
         return [text]
-    return [said.decode() for said in gather(text.encode())]
+    return [one.decode() for one in gather(text.encode())]
 
 
 def broadcast(ranks: Ranks, text: str) -> str:

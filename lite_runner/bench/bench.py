@@ -105,7 +105,7 @@ def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
     `context`: the model's positions. A cell that fails has an error, and the next one follows;
     KeyboardInterrupt ends the one that is being measured.
     """
-    told: set[str] = set()  # backends
+    described: set[str] = set()  # backends
     with progress.step("bench", len(jobs), "cells") as step:
         for place, job in enumerate(jobs, 1):
             progress.status(f"cell {place} of {len(jobs)}: {job.settings}")
@@ -113,9 +113,9 @@ def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
                 cell = Cell(settings=job.settings, left_out=why)
             else:
                 cell, backend = _measured(job)
-                if backend and backend not in told:
+                if backend and backend not in described:
                     progress.note(backend)
-                    told.add(backend)
+                    described.add(backend)
             progress.note(_line(cell))
             step.advance()
             yield cell

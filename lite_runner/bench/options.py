@@ -142,10 +142,10 @@ class CellOptions(ExportedOptions, AdapterSlotOptions):
 def from_plain(kind: type[Plain], raw: Any) -> Plain:
     """A dataclass of the plain data that asdict gave. Raises ValueError for any other."""
     found: list[Invalid] = []
-    made: Plain = read(raw, kind, "", found)
+    options: Plain = read(raw, kind, "", found)
     if found:
         raise ValueError("; ".join(one.text for one in found))
-    return made
+    return options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,8 +282,8 @@ def table(report: Report) -> str:
         row += [cell.shown(axis) for axis in SIZES]
         if cell.measured is None:
             place = reasons.index(_reason(cell)) + 1
-            said = f"{'failed' if cell.error else 'left out'} ({place})"
-            row += [said, *[""] * (len(FIGURES) - 1)]
+            outcome = f"{'failed' if cell.error else 'left out'} ({place})"
+            row += [outcome, *[""] * (len(FIGURES) - 1)]
         else:
             row += _figures(cell, ratio)
         rows.append(row)
@@ -320,7 +320,7 @@ def _figures(cell: Cell, ratios: Mapping[str, Ratio] | None) -> list[str]:
 def _in_common(report: Report) -> str:
     """The settings common to all cells, without those in columns."""
     measured = [cell.measured for cell in report.cells if cell.measured is not None]
-    said = [
+    common = [
         f"{axis} {value}"
         for axis, value in shared([cell.settings for cell in report.cells]).items()
         if axis not in (*SIZES, "quant") and value != 0
@@ -329,11 +329,11 @@ def _in_common(report: Report) -> str:
         ("quant", {one.quant for one in measured}),
         ("engine", {one.engine for one in measured}),
     ):
-        said += [f"{name} {value}" for value in values if len(values) == 1]
-    said = [f"{'; '.join(said)}."] if said else []
+        common += [f"{name} {value}" for value in values if len(values) == 1]
+    common = [f"{'; '.join(common)}."] if common else []
     times = "repetition" if report.repeat == 1 else "repetitions"
     counted = f"{report.repeat} {times} after {report.warmup} that are not counted."
-    return " ".join([*said, counted])
+    return " ".join([*common, counted])
 
 
 def _notes(report: Report) -> list[str]:
@@ -352,7 +352,7 @@ def _notes(report: Report) -> list[str]:
             f"Doubtful: other programs kept up to {max(busy):.1f} cores busy during {cells}."
         )
     text = [" ".join(notes)] if notes else []
-    listed = [f"{place}. {said}" for place, said in enumerate(_reasons(report), 1)]
+    listed = [f"{place}. {reason}" for place, reason in enumerate(_reasons(report), 1)]
     return [*text, *(["", *listed] if listed else [])]
 
 

@@ -80,11 +80,11 @@ class Conversation:
 
     def messages(self) -> list[dict[str, str]]:
         """All messages, as chat templates take them."""
-        said = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            said.append({"role": "user", "content": turn.user})
-            said.append({"role": "assistant", "content": turn.assistant})
-        return said
+            messages.append({"role": "user", "content": turn.user})
+            messages.append({"role": "assistant", "content": turn.assistant})
+        return messages
 
     def ask(self, text: str, on_text: Callable[[str], None]) -> tuple[Answer, int]:
         """The answer to `text`, and how many of the oldest turns were dropped since they no longer
@@ -138,14 +138,14 @@ def _turns(messages: Any) -> tuple[str, list[Turn]]:
     """The system message, and the turns. Raises ValueError for other messages."""
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ValueError("expected messages: a list of {role, content}")
-    said = [(one.get("role"), one.get("content")) for one in messages]
-    if not all(role in ROLES and isinstance(content, str) for role, content in said):
+    turns = [(one.get("role"), one.get("content")) for one in messages]
+    if not all(role in ROLES and isinstance(content, str) for role, content in turns):
         raise ValueError(f"expected the roles {', '.join(ROLES)}, and a text as content of each")
     system = ""
-    if said and said[0][0] == "system":
-        system = said.pop(0)[1]
-    roles = [role for role, _ in said]
-    if roles != ["user", "assistant"] * (len(said) // 2):
+    if turns and turns[0][0] == "system":
+        system = turns.pop(0)[1]
+    roles = [role for role, _ in turns]
+    if roles != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("expected user and assistant in turn, behind at most one system message")
-    texts = [str(content) for _, content in said]
+    texts = [str(content) for _, content in turns]
     return system, [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]

@@ -137,10 +137,10 @@ class RemoteModel:
             error = {}
         if error.get("code") == "context_length_exceeded":
             return ContextFull()
-        told = error.get("message") or content[:200]
+        reason = error.get("message") or content[:200]
         if answer.status == 401:
-            return EnvironmentFault(f"{self._url}: {told}", "server_key=env:NAME names its key")
-        return RunnerError(f"{self._url}: {answer.status}: {told}")
+            return EnvironmentFault(f"{self._url}: {reason}", "server_key=env:NAME names its key")
+        return RunnerError(f"{self._url}: {answer.status}: {reason}")
 
     def _unreachable(self, error: OSError) -> EnvironmentFault:
         return EnvironmentFault(

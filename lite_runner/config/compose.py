@@ -188,10 +188,10 @@ class Composed:
         else:
             section[name] = value
 
-    def run_again(self, raw: Mapping[str, Any], said: Collection[str]) -> None:
-        """Lay the config of a former run (`raw`, of `kept`) over the groups, but for the keys that
-        the typed options say (`said`). What this run mode does not have of it is left out: the
-        former run mode had it, and another one is typed."""
+    def run_again(self, raw: Mapping[str, Any], typed: Collection[str]) -> None:
+        """Lay the config of a former run (`raw`, of `portable`) over the groups, but for the keys
+        that the typed options stand for (`typed`). What this run mode does not have of it is left
+        out: the former run mode had it, and another one is typed."""
         heads = {key.partition(".")[0] for key in self.schemas.every_key}
         gone = heads - {field.name for field in fields(self.schema)}
         again = {**self.raw, **{key: value for key, value in raw.items() if key not in gone}}
@@ -200,7 +200,7 @@ class Composed:
             former = at(again, section) if section and not section.startswith("model") else None
             if isinstance(former, Mapping) and name not in former:  # the run is older than the key
                 put_at(again, key, at(self.raw, key))
-        for key in leaves(self.schema).keys() & said | {"run_mode"}:
+        for key in leaves(self.schema).keys() & typed | {"run_mode"}:
             put_at(again, key, at(self.raw, key))
         self.raw = again
 

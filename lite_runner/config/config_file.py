@@ -341,10 +341,10 @@ def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> Con
     if other := _other_model(composed, line, file):
         composed.fail("model", other)
     elif composed.schemas.is_of_a_run(file.raw):
-        said = _said_by_options(line, composed)
+        typed = _said_by_options(line, composed)
         if line.values("model"):  # a former run's is another one
-            said |= values_of("model", composed.choices["model"], composed.folders).keys()
-        composed.run_again(file.raw, said)
+            typed |= values_of("model", composed.choices["model"], composed.folders).keys()
+        composed.run_again(file.raw, typed)
     else:
         _overlay_mindformers(composed, line, file)
     return file
@@ -354,14 +354,14 @@ def _with_values(composed: Composed, line: CommandLine, file: ConfigFile) -> Con
     """The file with the values of other keys that it refers to: typed, its own, or of the groups;
     errors are collected."""
     typed = {setting.key: setting.value for setting in line.settings}
-    said = _said_by_options(line, composed)
+    by_options = _said_by_options(line, composed)
     known = leaves(composed.schema, composed.raw)
 
     def find(key: str) -> Any:
         text = typed.get(key)
         if isinstance(text, str) and key in known:
             return value_of(text, known[key])
-        for raw in (composed.raw,) if key in said else (file.raw, composed.raw):
+        for raw in (composed.raw,) if key in by_options else (file.raw, composed.raw):
             value: Any = raw
             for name in key.split("."):
                 if isinstance(value, list) and name.isdigit() and int(name) < len(value):
@@ -407,17 +407,17 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
         from lite_runner.config.mindformers_training import with_training
 
         has_data = bool(line.values("finetune.data"))
-        trained, told, wrong = with_training(file.raw, has_data=has_data)
+        trained, notes, wrong = with_training(file.raw, has_data=has_data)
         file = replace(file, raw=trained)
-        composed.notes += [Note(text + where) for text in told]
+        composed.notes += [Note(text + where) for text in notes]
         for text in wrong:
             composed.fail(text.partition(":")[0], text + where)
     elif composed.raw.get("run_mode") == "eval":
         from lite_runner.config.mindformers_training import with_evaluation
 
-        translated, told = with_evaluation(file.raw)
+        translated, notes = with_evaluation(file.raw)
         file = replace(file, raw=translated)
-        composed.notes += [Note(text + where) for text in told]
+        composed.notes += [Note(text + where) for text in notes]
     every = leaves(composed.schema, composed.raw)
     others = composed.others
     # A MindFormers key that is ours only with another run mode, or model, is ignored here.
@@ -476,20 +476,20 @@ def _ignored(keys: Collection[str], source: str) -> Note:
 def _said_by_options(line: CommandLine, composed: Composed) -> set[str]:
     """The dotted keys that the typed options of groups stand for."""
     usual_options = options_named_in(conf_dir() / "config.yaml")
-    said: set[str] = set()
+    keys: set[str] = set()
     for group in {s.key for s in line.settings if s.key in GROUPS and not s.prefix}:
         option = composed.choices.get(group)
         if option is not None and group != "run_mode":  # only defaults
             usual = values_of(group, usual_options[group])
-            said.update(_SAID_BY_OPTION.get(group, ()))
-            said |= {
+            keys.update(_SAID_BY_OPTION.get(group, ()))
+            keys |= {
                 key
                 for key, value in values_of(group, option, composed.folders).items()
                 if value not in (None, "", usual.get(key)) and not key.startswith(_OF_A_MODEL)
             }
     for group, option in composed.own.items():
-        said |= values_of(group, option, composed.folders).keys()
-    return said
+        keys |= values_of(group, option, composed.folders).keys()
+    return keys
 
 
 def unset_overridden(composed: Composed, line: CommandLine) -> None:

@@ -238,10 +238,10 @@ def structured_errors(options: GenerationConfig, asked: Mapping[str, Any]) -> It
         "num_beams": (options.num_beams > 1, f"num_beams={options.num_beams}"),
         "min_new_tokens": (options.min_new_tokens > 0, f"min_new_tokens={options.min_new_tokens}"),
     }
-    for key, (wanted, told) in refused.items():
+    for key, (wanted, what) in refused.items():
         if wanted and asked:
             first = next(iter(asked))
-            yield invalid((first, key), f"{told} cannot be combined with {first}")
+            yield invalid((first, key), f"{what} cannot be combined with {first}")
 
 
 def _form_errors(given: Any, kind: Any, name: str) -> Iterator[Invalid]:

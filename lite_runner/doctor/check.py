@@ -74,8 +74,8 @@ def as_text(name: str, finding: Finding) -> str:
 def counts(findings: Iterable[Finding]) -> str:
     """The last line: how many there are of each status."""
     found = [finding.status for finding in findings]
-    told = [f"{found.count(status)} {status}" for status in ("ok", "warn", "fail")]
-    return f"{len(found)} checks: {', '.join(told)}\n"
+    counts = [f"{found.count(status)} {status}" for status in ("ok", "warn", "fail")]
+    return f"{len(found)} checks: {', '.join(counts)}\n"
 
 
 def passed(findings: Iterable[Finding]) -> bool:

@@ -295,8 +295,8 @@ def mindformers(*, needed: bool) -> Finding:
             found.append(f"no {release.name}")
             remedy = remedy or error.hint
     lacking = bool(remedy)
-    told = "; ".join(found) + ("" if needed or not lacking else " (for backend=mindformers alone)")
-    return Finding("fail" if needed and lacking else "ok", told, remedy=remedy)
+    text = "; ".join(found) + ("" if needed or not lacking else " (for backend=mindformers alone)")
+    return Finding("fail" if needed and lacking else "ok", text, remedy=remedy)
 
 
 def _release_in_python(release: MindFormersRelease) -> str:

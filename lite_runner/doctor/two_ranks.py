@@ -47,8 +47,8 @@ def gather() -> Finding:
         except RunnerError as error:
             lines = error.message.splitlines()
             # The logs, whose last lines are in the message, go with the folder.
-            told = "\n".join(line for line in lines if not line.lstrip().startswith("log: "))
-            return Finding("fail", told, remedy=error.hint)
+            text = "\n".join(line for line in lines if not line.lstrip().startswith("log: "))
+            return Finding("fail", text, remedy=error.hint)
     return Finding("ok", "two ranks connected and gathered a number from each other, on the CPU")
 
 

@@ -91,8 +91,8 @@ class EvalOptions:
             if not path.is_file():
                 yield invalid("eval.data", f"eval.data: no folder {self.data}, and no file")
             elif len(self.names) > 1:
-                said = f"eval.data: {self.data} is one file; expected a folder with several tasks"
-                yield invalid("eval.data", said)
+                text = f"eval.data: {self.data} is one file; expected a folder with several tasks"
+                yield invalid("eval.data", text)
         for key in ("resume", "compare"):
             given = getattr(self, key)
             if given and not (Path(given).expanduser() / SAMPLES).is_file():
@@ -183,8 +183,10 @@ class TaskReport:
                 rows.append((*head, f"to be scored by {one.scored_elsewhere}", "-", "-"))
         lines = aligned(rows)
         if self.differences:
-            told = [("task", "metric", "this", "other", "better", "worse", "p", "difference, 95 %")]
-            told += [
+            compared = [
+                ("task", "metric", "this", "other", "better", "worse", "p", "difference, 95 %")
+            ]
+            compared += [
                 (
                     one.task,
                     one.metric,
@@ -197,7 +199,7 @@ class TaskReport:
                 )
                 for one in self.differences
             ]
-            lines += ["", *aligned(told)]
+            lines += ["", *aligned(compared)]
         return lines
 
 

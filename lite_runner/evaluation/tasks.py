@@ -217,22 +217,24 @@ def read_task(name: str) -> Task:
         path = FOLDER / f"{name}.yaml"
     where = f"eval.tasks: {path}"
     raw = _with_includes(path, where, MAX_INCLUDES)
-    said = [f"{key}: {why}, which is not supported" for key, why in _REFUSED.items() if key in raw]
-    said += [
+    problems = [
+        f"{key}: {why}, which is not supported" for key, why in _REFUSED.items() if key in raw
+    ]
+    problems += [
         f"{key}: runs code ({value}), which is not supported"
         for key, value in _tagged(raw)
         if key.partition(".")[0] not in _REFUSED
     ]
-    if not said:
+    if not problems:
         given = {key: value for key, value in raw.items() if key not in _NO_EFFECT}
         given = {"task": path.stem, **given, "folder": str(path.parent)}
         errors: list[Invalid] = []
         task = read(_settled(given), Task, "", errors)
-        said = [error.text for error in errors] if errors else list(task.errors())
-        if not said:
+        problems = [error.text for error in errors] if errors else list(task.errors())
+        if not problems:
             assert isinstance(task, Task)
             return task
-    raise ConfigError.of([f"{where}: {text}" for text in said])
+    raise ConfigError.of([f"{where}: {text}" for text in problems])
 
 
 def _with_includes(path: Path, where: str, depth: int) -> dict[str, Any]:

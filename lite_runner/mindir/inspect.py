@@ -409,7 +409,7 @@ def sizes_of(
     # Key/value heads: from the rows of the key weight, if its name is known.
     key = (_suffix(architecture, "key", "weight"), ".wk.weight")  # MindFormers', ours
     keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
-    told = {
+    sizes = {
         "head_dim": head_dim,
         "intermediate_size": width,
         "expand_ratio": width // hidden,
@@ -417,14 +417,14 @@ def sizes_of(
     }
     assert architecture.mindformers is not None
     names = architecture.mindformers.sizes
-    if not told.keys() >= {*names.values()}:
+    if not sizes.keys() >= {*names.values()}:
         raise ArtifactError("its number of key/value heads cannot be inferred", _NAME_IT)
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
         "num_layers": max(layers) + 1,
         "num_heads": hidden // head_dim,
-        **{theirs: told[ours] for theirs, ours in names.items()},
+        **{theirs: sizes[ours] for theirs, ours in names.items()},
     }
 
 

@@ -115,15 +115,15 @@ def _kept(
     nested: dict[int, Callable[[int, int], bytes]] | None = None,
 ) -> bytes:
     """The message in data[start:end]: its `whole` fields, and `nested` ones as rewritten."""
-    made = bytearray()
+    kept = bytearray()
     for number, first, value, last in fields(data, start, end):
         if nested and number in nested:
             inner = nested[number](value, last)
-            made += field(number, inner)
+            kept += field(number, inner)
         elif number in whole:
             if last - first > MAX_KEPT:
                 raise _TooLarge
-            made += data[first:last]
-        if len(made) > MAX_KEPT:
+            kept += data[first:last]
+        if len(kept) > MAX_KEPT:
             raise _TooLarge
-    return bytes(made)
+    return bytes(kept)

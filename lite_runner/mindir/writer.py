@@ -237,10 +237,12 @@ class _Rewriter:
         size = self._shape(node.input[0])[axis]
         if not 0 < count <= size:
             raise ArtifactError(f"{self.path}: splits {size} columns into {count} parts")
-        made = mind_ir_pb2.AttributeProto(name="size_splits", type=mind_ir_pb2.AttributeProto.TUPLE)
+        attribute = mind_ir_pb2.AttributeProto(
+            name="size_splits", type=mind_ir_pb2.AttributeProto.TUPLE
+        )
         for _ in range(count):
-            made.values.add(type=mind_ir_pb2.AttributeProto.INT64, ints=[size // count])
-        return made
+            attribute.values.add(type=mind_ir_pb2.AttributeProto.INT64, ints=[size // count])
+        return attribute
 
     def _shape(self, name: str) -> list[int]:
         for one in self.nodes[name].attribute:
@@ -250,10 +252,10 @@ class _Rewriter:
 
 
 def _named(value: Any, name: str) -> Any:
-    made = mind_ir_pb2.AttributeProto()
-    made.CopyFrom(value)
-    made.name = name
-    return made
+    attribute = mind_ir_pb2.AttributeProto()
+    attribute.CopyFrom(value)
+    attribute.name = name
+    return attribute
 
 
 def _integer(name: str, value: int) -> Any:

@@ -53,8 +53,8 @@ def embedding_of(files: ModelFiles, given: Pooling | None = None) -> EmbeddingCo
     settings that are broken or not supported."""
     if files.gguf is not None:
         metadata = files.gguf.metadata
-        told = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-        kind = _OF_GGUF.get(told) if isinstance(told, int) else None
+        number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+        kind = _OF_GGUF.get(number) if isinstance(number, int) else None
         return EmbeddingConfig(given or _computed(kind, files.gguf.path))
     if files.path is None or not (listed := files.path / MODULES).is_file():
         return EmbeddingConfig(given)

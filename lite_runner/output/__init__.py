@@ -274,8 +274,8 @@ class RunFolder:
             text, trace = str(error), None
             if not isinstance(error, RunnerError):
                 text, trace = f"ended by {type(error).__name__}", (type(error), error, traceback)
-            made = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, text, (), trace)
-            self._log.handle(made)
+            record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, text, (), trace)
+            self._log.handle(record)
         self.close()
 
     def open_log(self, name: str = "run.log") -> None:

@@ -74,8 +74,8 @@ class CompleterGenerator:
         """Finish a request now; no effect if it has finished."""
         if (one := self._sequences.pop(id, None)) is None:
             return []
-        made = Completion(0, 0, one.tokens, reason, end_token=one.end_token)
-        return [Finished(id, made)]
+        completion = Completion(0, 0, one.tokens, reason, end_token=one.end_token)
+        return [Finished(id, completion)]
 
     def generate(
         self,

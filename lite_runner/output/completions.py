@@ -256,8 +256,8 @@ def _limit(row: RowResult, options: GenerationConfig) -> str:
 def summary(result: Result, folder: RunFolder) -> str:
     timing = result.timing
     tokens = sum(row.generated_tokens for row in result.results)
-    made = "1 token" if tokens == 1 else f"{tokens} tokens"
-    parts = [made, f"load {timing.load_s:.1f} s", f"compile {timing.compile_s:.1f} s"]
+    count = "1 token" if tokens == 1 else f"{tokens} tokens"
+    parts = [count, f"load {timing.load_s:.1f} s", f"compile {timing.compile_s:.1f} s"]
     if timing.prefill_tok_s:
         parts.append(f"prefill {timing.prefill_tok_s:.0f} tokens/s")
     if timing.decode_tok_s:

@@ -225,12 +225,12 @@ def with_guides(
         )
     from lite_runner.structured.grammars import compiler_for
 
-    ends, made = job.generation.eos_token_id, dict[str, Callable[[], Guide]]()
+    ends, compiled = job.generation.eos_token_id, dict[str, Callable[[], Guide]]()
     compiler = compiler_for(tokenizer, files.model.vocab_size, ends)
     for grammar in grammars:
-        if grammar is not None and grammar.lark not in made:
-            made[grammar.lark] = compiler.compile(grammar)
-    return replace(job, guides=[None if one is None else made[one.lark] for one in grammars])
+        if grammar is not None and grammar.lark not in compiled:
+            compiled[grammar.lark] = compiler.compile(grammar)
+    return replace(job, guides=[None if one is None else compiled[one.lark] for one in grammars])
 
 
 def options_of(

@@ -132,15 +132,15 @@ def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
 
 def others(files: ModelFiles, options: RunOptions) -> str:
     """The other backends, each with its objections."""
-    said = []
+    lines = []
     for name in _in_order(options.device):
         if name != options.settings.backend:
             try:
                 reasons = _objections(name, files, options)
             except RunnerError as error:
                 reasons = [error.message]
-            said.append(f"{name}: {', '.join(reasons) or 'supported'}")
-    return "; ".join(said)
+            lines.append(f"{name}: {', '.join(reasons) or 'supported'}")
+    return "; ".join(lines)
 
 
 def resolve_backend(files: ModelFiles, options: RunOptions, *, tell: bool = True) -> RunOptions:
@@ -197,8 +197,8 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     """
     config = plan.config
     if config.dry_run:
-        told = others(plan.model, options_of(plan, share))
-        plan = replace(plan, lines={**plan.lines, "others": told})
+        verdicts = others(plan.model, options_of(plan, share))
+        plan = replace(plan, lines={**plan.lines, "others": verdicts})
     if isinstance(config, CompareOptions) and (other := config.compared) is not None:
         _check_comparison(replace(plan, config=other), share)
     return with_seat(plan, share)
@@ -267,8 +267,8 @@ def _open(
     checked that they fit together. Raises RunnerError.
     """
     ascend = AscendSettings.of(options.settings.context)
-    if options.ranks.rank == 0 and (told := ascend.no_effect(options.device)):
-        progress.note(told)
+    if options.ranks.rank == 0 and (note := ascend.no_effect(options.device)):
+        progress.note(note)
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     chosen = seat(options.settings.backend)

@@ -88,8 +88,8 @@ def notes(config: RunConfig) -> list[str]:
     found = []
     # The number of another launcher's ranks on this machine is not known yet: see app.py.
     if not started_by_launcher():
-        told = environment.threads_beyond(config.context.threads, config.processes_here)
-        found += [told] if told else []
+        note = environment.threads_beyond(config.context.threads, config.processes_here)
+        found += [note] if note else []
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_notes
 

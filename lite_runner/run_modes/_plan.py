@@ -86,11 +86,11 @@ def plan_session(
         raise ConfigError(
             f"{config.length_key}: got {length}, expected at most the model's context of {context}"
         )
-    made = None if files.exported is None else files.exported.manifest
-    longest = context if made is None else min(context, made.seq_length)
+    manifest = None if files.exported is None else files.exported.manifest
+    longest = context if manifest is None else min(context, manifest.seq_length)
     lengths = lengths_of(longest) if length == "auto" else [length or context]
-    if made is not None and not made.fits_any:
-        slots = [rows for rows in slots if rows <= made.batch_size] or slots
+    if manifest is not None and not manifest.fits_any:
+        slots = [rows for rows in slots if rows <= manifest.batch_size] or slots
         lengths = lengths[:1]
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
     if tokenizer is not None and not config.dry_run:

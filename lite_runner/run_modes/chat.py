@@ -87,8 +87,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
         try:
             converse(conversation)
         finally:
-            said = {"messages": conversation.messages()}
-            folder.write_text("conversation.json", json.dumps(said, ensure_ascii=False, indent=1))
+            text = json.dumps({"messages": conversation.messages()}, ensure_ascii=False, indent=1)
+            folder.write_text("conversation.json", text)
 
 
 def _model(plan: Plan, config: Config) -> ChatModel:
@@ -148,13 +148,13 @@ class _LocalModel:
         request = Request(np.array(ids, np.int32), chosen, adapter, (seed, 0), name="the message")
         outcome = self._engine.generate([request], on_token=on_token)
         on_text(checker.finish())
-        (made,) = outcome.completions
+        (completion,) = outcome.completions
         return Answer(
             checker.text,
-            made.finish_reason,
+            completion.finish_reason,
             len(ids),
-            made.cached_tokens,
-            len(made.drawn),
+            completion.cached_tokens,
+            len(completion.drawn),
             first,
             time.perf_counter() - began,
         )

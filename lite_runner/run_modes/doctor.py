@@ -130,8 +130,8 @@ def _needs(config: Config) -> Finding:
         check_memory(need, hints)
     has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""
     each = " in each rank" if config.use_parallel else ""
-    told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
-    return Finding("ok", told)
+    text = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
+    return Finding("ok", text)
 
 
 def _release(config: Config) -> Finding:

@@ -192,9 +192,9 @@ def _embeddings(
     places: dict[int, int] = {}  # of requests that run or wait
     # Results held back until those of earlier texts are there.
     ready: dict[int, NDArray[np.float32]] = {}
-    added = told = 0
-    while told < len(texts):
-        while added < len(texts) and added - told < 2 * backend.info.slots:
+    added = yielded = 0
+    while yielded < len(texts):
+        while added < len(texts) and added - yielded < 2 * backend.info.slots:
             request = Request(texts[added], options, adapter, pooling=pooling)
             places[engine.add(replace(request, name=f"text {added}"))] = added
             added += 1
@@ -204,6 +204,6 @@ def _embeddings(
                 raise event.error
             assert event.completion.embedding is not None
             ready[places.pop(event.id)] = event.completion.embedding
-        while told in ready:
-            yield ready.pop(told)
-            told += 1
+        while yielded in ready:
+            yield ready.pop(yielded)
+            yielded += 1

@@ -92,8 +92,8 @@ class Config(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions
 def window_errors(config: Config, model: Decoder) -> Iterator[Invalid]:
     """Windows that do not fit the model, or each other; and a model without likelihoods."""
     if model.prefix is not None:
-        said, hint = no_likelihood("run_mode=eval")
-        yield invalid(("run_mode", "model"), f"{said}; {hint}")
+        reason, hint = no_likelihood("run_mode=eval")
+        yield invalid(("run_mode", "model"), f"{reason}; {hint}")
     window, stride = config.window_of(model)
     if window > model.seq_length:
         yield beyond_context("eval_window", window, model)

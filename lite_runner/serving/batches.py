@@ -157,12 +157,12 @@ async def _answer_all(plan: ServePlan, backend: Backend, file: IO[bytes], done: 
 
 def _tell(server: Server, before: int, statuses: Counter[int]) -> None:
     refused = sum(count for status, count in statuses.items() if status != 200)
-    said = [f"{statuses[200]:,} answers"]
+    counts = [f"{statuses[200]:,} answers"]
     if refused:
-        said.append(f"{refused:,} refused")
+        counts.append(f"{refused:,} refused")
     if before:
-        said.append(f"{before:,} were there already")
-    progress.note(f"wrote {server.settings.batch_target}: {', '.join(said)}")
+        counts.append(f"{before:,} were there already")
+    progress.note(f"wrote {server.settings.batch_target}: {', '.join(counts)}")
 
 
 async def ask(app: ASGIApp, line: BatchLine) -> tuple[int, bytes]:

@@ -121,8 +121,9 @@ def _deploy(
 
 
 async def _serve(door: Door, bound: socket.socket, name: str) -> None:
-    http, told = http_server(door, door.settings), f"{door.settings.replicas} replicas on Ray"
-    await serve_until_stopped(http, door, bound, name, door.close, told)
+    http = http_server(door, door.settings)
+    replicas = f"{door.settings.replicas} replicas on Ray"
+    await serve_until_stopped(http, door, bound, name, door.close, replicas)
 
 
 @contextmanager
@@ -420,9 +421,9 @@ def _refusal(error: ApiError, path: str) -> Response:
 
 
 def _response(answer: Whole) -> Response:
-    made = Response(answer.body, answer.start["status"])
-    made.raw_headers = [*answer.start["headers"]]
-    return made
+    response = Response(answer.body, answer.start["status"])
+    response.raw_headers = [*answer.start["headers"]]
+    return response
 
 
 def _apply(path: str, body: bytes, folders: dict[str, str | None]) -> None:

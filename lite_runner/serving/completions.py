@@ -78,10 +78,10 @@ class Completions:
                 if isinstance(output, Ended):
                     ended[choice] = output
 
-        def made() -> list[dict[str, Any]]:
+        def all_choices() -> list[dict[str, Any]]:
             return [self._whole_choice(at, texts[at], ended[at]) for at in sorted(ended)]
 
-        choices = await self._server.aside_if(self.is_large, made)
+        choices = await self._server.aside_if(self.is_large, all_choices)
         return self._head | {"choices": choices, "usage": usage_of(self.stats.usage)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -99,12 +99,12 @@ class Completions:
                 make = partial(self._next_logprobs, logprobs, place, output, first=first)
                 found = await server.aside_if(first and self.is_large, make)
                 reason = output.finish_reason if isinstance(output, Ended) else None
-                made = {"index": choice, "text": text, "logprobs": found, "finish_reason": reason}
+                chunk = {"index": choice, "text": text, "logprobs": found, "finish_reason": reason}
                 if first and body.prompt_logprobs is not None:
                     prompt, of_it = self._prompts[place], of_prompt(output)
                     tell = partial(prompt_logprobs, server.tokenizer, prompt, of_it)
-                    made["prompt_logprobs"] = await server.aside(tell)
-                yield self._head | {"choices": [made]}
+                    chunk["prompt_logprobs"] = await server.aside(tell)
+                yield self._head | {"choices": [chunk]}
         if body.stream_options is not None and body.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self.stats.usage)}
 
@@ -113,26 +113,31 @@ class Completions:
         return error.body()
 
     def _next_logprobs(
-        self, made: dict[int, CompletionLogprobs], place: int, output: Piece | Ended, *, first: bool
+        self,
+        earlier: dict[int, CompletionLogprobs],
+        place: int,
+        output: Piece | Ended,
+        *,
+        first: bool,
     ) -> dict[str, Any] | None:
         """Log-probabilities of a chunk: of its token, and with echo of the prompt in the
-        first one. `made`: those of the chunks before, by choice."""
+        first one. `earlier`: those of the chunks before, by choice."""
         is_token = isinstance(output, Piece) and output.logprobs is not None
         echoes = first and bool(self._body.echo) and self._body.logprobs is not None
         if not (is_token or echoes):
             return None
         choice = self._choice(place, output.index)
-        offset = made[choice].offset if choice in made else 0
-        made[choice] = CompletionLogprobs(self._server.tokenizer, offset)
+        offset = earlier[choice].offset if choice in earlier else 0
+        earlier[choice] = CompletionLogprobs(self._server.tokenizer, offset)
         if echoes:
-            self._add_prompt(made[choice], place, of_prompt(output))
+            self._add_prompt(earlier[choice], place, of_prompt(output))
         if isinstance(output, Piece) and output.logprobs is not None:
-            made[choice].add(output.token, output.logprobs)
-        return made[choice].plain
+            earlier[choice].add(output.token, output.logprobs)
+        return earlier[choice].plain
 
-    def _add_prompt(self, made: CompletionLogprobs, place: int, found: Logprobs | None) -> None:
+    def _add_prompt(self, logprobs: CompletionLogprobs, place: int, found: Logprobs | None) -> None:
         for at, token in enumerate(self._prompts[place]):
-            made.add(token, found if at else None, at - 1)
+            logprobs.add(token, found if at else None, at - 1)
 
     @property
     def is_large(self) -> bool:
@@ -169,12 +174,12 @@ class Completions:
     def _logprobs(self, place: int, completion: Completion) -> dict[str, Any] | None:
         if completion.logprobs is None:
             return None
-        made = CompletionLogprobs(self._server.tokenizer)
+        logprobs = CompletionLogprobs(self._server.tokenizer)
         if self._body.echo:
-            self._add_prompt(made, place, completion.prompt_logprobs)
+            self._add_prompt(logprobs, place, completion.prompt_logprobs)
         for row, token in enumerate(completion.token_ids):
-            made.add(token, completion.logprobs, row)
-        return made.plain
+            logprobs.add(token, completion.logprobs, row)
+        return logprobs.plain
 
 
 def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:

@@ -201,8 +201,8 @@ class EmbeddingCall(_Prompts):
         """Compute the embeddings. Raises ApiError as `each`, and for a text that does not fit."""
         server, body = self._server, self._body
         special = body.add_special_tokens is not False
-        prompts, made = [], server.embedding
-        normalize = made.normalize if body.normalize is None else body.normalize
+        prompts, usual = [], server.embedding
+        normalize = usual.normalize if body.normalize is None else body.normalize
         for one in self._texts:
             text = self._before + one if isinstance(one, str) else ""
             ids = one if isinstance(one, list) else await server.encode(text, special, "input")
@@ -216,7 +216,7 @@ class EmbeddingCall(_Prompts):
                 completion.embedding, self._numbers, normalize=normalize
             )
 
-        await self.each(prompts, made.pooling or "last", take)
+        await self.each(prompts, usual.pooling or "last", take)
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """The JSON of the answer in parts, each of which is written in a moment."""

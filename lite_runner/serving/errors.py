@@ -66,9 +66,9 @@ class ApiError(Exception):
     def body(self, path: str = "") -> dict[str, Any]:
         """The JSON of the answer, in the protocol of the endpoint."""
         if is_anthropics(path):
-            told = {"type": _ANTHROPICS.get(self.kind, self.kind)}
+            fields = {"type": _ANTHROPICS.get(self.kind, self.kind)}
             message = shortened(self.message, MAX_MESSAGE)
-            return {"type": "error", "error": {**told, "message": message}}
+            return {"type": "error", "error": {**fields, "message": message}}
         return {
             "error": {
                 "message": shortened(self.message, MAX_MESSAGE),

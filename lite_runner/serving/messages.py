@@ -236,20 +236,20 @@ def _of_others(place: int, blocks: Sequence[ContentBlock], role: str) -> Iterato
 
 
 def _of_assistant(place: int, blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
-    said: dict[str, Any] = {}
+    turn: dict[str, Any] = {}
     if texts := [block for block in blocks if isinstance(block, TextBlock)]:
-        said["content"] = _joined(texts)
+        turn["content"] = _joined(texts)
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
-        said["reasoning"] = "".join(thoughts)
+        turn["reasoning"] = "".join(thoughts)
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             raise _misplaced(place, block, "assistant")
         if isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": json.dumps(block.input)}
             call = {"id": block.id, "type": "function", "function": function}
-            said.setdefault("tool_calls", []).append(call)
-    if said:
-        yield {"role": "assistant", **said}
+            turn.setdefault("tool_calls", []).append(call)
+    if turn:
+        yield {"role": "assistant", **turn}
 
 
 def _joined(blocks: Iterable[Any]) -> str:

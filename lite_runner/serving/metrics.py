@@ -83,15 +83,15 @@ class Metrics(ServerMetrics):
         names, registry = ("model_name",), self.registry
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            made = Gauge(f"vllm:{name}", text, names, registry=registry)
-            made.labels(model).set_function(value)
+            gauge = Gauge(f"vllm:{name}", text, names, registry=registry)
+            gauge.labels(model).set_function(value)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"vllm:{name}", text, names, registry=registry).labels(model)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            made = Histogram(f"vllm:{name}", text, names, registry=registry, buckets=buckets)
-            return made.labels(model)
+            histogram = Histogram(f"vllm:{name}", text, names, registry=registry, buckets=buckets)
+            return histogram.labels(model)
 
         gauge("num_requests_running", "Sequences in the batch.", lambda: load().running)
         gauge("num_requests_waiting", "Sequences that wait.", lambda: load().waiting)

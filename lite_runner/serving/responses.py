@@ -274,21 +274,21 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[
         del rest[0]
     if system:
         yield {"role": "system", "content": "\n\n".join(system)}
-    said: dict[str, Any] = {}  # by the assistant, so far
+    turn: dict[str, Any] = {}  # by the assistant, so far
     for item in rest:
-        if (made := _of_assistant(item)) is None or not _follows(made, said):
-            if said:
-                yield {"role": "assistant", **said}
-            said = {}
-        if made is not None:
-            calls = said.get("tool_calls", []) + made.get("tool_calls", [])
-            said |= {**made, "tool_calls": calls} if calls else made
+        if (part := _of_assistant(item)) is None or not _follows(part, turn):
+            if turn:
+                yield {"role": "assistant", **turn}
+            turn = {}
+        if part is not None:
+            calls = turn.get("tool_calls", []) + part.get("tool_calls", [])
+            turn |= {**part, "tool_calls": calls} if calls else part
         elif isinstance(item, ResultItem):
             yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
         elif isinstance(item, MessageItem):
             yield {"role": item.role, "content": _text(item.content)}
-    if said:
-        yield {"role": "assistant", **said}
+    if turn:
+        yield {"role": "assistant", **turn}
 
 
 def _of_assistant(item: Item) -> dict[str, Any] | None:
@@ -307,11 +307,11 @@ def _thought(item: ReasoningItem) -> str:
     return "".join(one.text for one in item.content or item.summary or ())
 
 
-def _follows(made: dict[str, Any], said: dict[str, Any]) -> bool:
+def _follows(part: dict[str, Any], turn: dict[str, Any]) -> bool:
     """True if a part is of the same answer: thinking, text and calls come in this order."""
     order = ("reasoning", "content", "tool_calls")
-    (new,) = (order.index(name) for name in made)
-    return all(order.index(name) < new or name == "tool_calls" == order[new] for name in said)
+    (new,) = (order.index(name) for name in part)
+    return all(order.index(name) < new or name == "tool_calls" == order[new] for name in turn)
 
 
 def _text(given: Contents) -> str:
@@ -403,12 +403,12 @@ class ResponsesCall:
 
     def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
         """See ChatCompletion; with all items that it goes on from."""
-        made = self._chat.replayed(body)
-        if made.pop("previous_response_id", None) is None:
-            return made
-        given = made["input"]
+        replay = self._chat.replayed(body)
+        if replay.pop("previous_response_id", None) is None:
+            return replay
+        given = replay["input"]
         new = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        return {**made, "input": from_json(self._before) + new}
+        return {**replay, "input": from_json(self._before) + new}
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
@@ -460,14 +460,14 @@ class ResponsesCall:
         is_call = block.kind == "call"
         of_part = of_item if is_call else {**of_item, "content_index": 0}
         _, _, kind, name = _KINDS[block.kind]
-        told = {"logprobs": logprobs} if block.kind == "text" else {}
+        extra = {"logprobs": logprobs} if block.kind == "text" else {}
         if change == "begun" and not is_call:
             yield self._event("content_part.added", **of_part, part=_part(block))
         elif change == "added":
-            yield self._event(f"{kind}.delta", **of_part, delta=added, **told)
+            yield self._event(f"{kind}.delta", **of_part, delta=added, **extra)
         elif change == "ended":
-            told = {"logprobs": block.logprobs} if told else {}
-            yield self._event(f"{kind}.done", **of_part, **{name: block.text}, **told)
+            extra = {"logprobs": block.logprobs} if extra else {}
+            yield self._event(f"{kind}.done", **of_part, **{name: block.text}, **extra)
             if not is_call:
                 yield self._event("content_part.done", **of_part, part=_part(block))
             self._output[-1] = {**_item(block, self._status), "id": item["id"]}
@@ -545,8 +545,8 @@ def _part(block: AnswerBlock) -> dict[str, Any]:
     """Thinking or text."""
     if block.kind == "thinking":
         return {"type": "reasoning_text", "text": block.text}
-    told = {"annotations": [], "logprobs": block.logprobs}
-    return {"type": "output_text", "text": block.text, **told}
+    extra = {"annotations": [], "logprobs": block.logprobs}
+    return {"type": "output_text", "text": block.text, **extra}
 
 
 def _item(block: AnswerBlock, status: str) -> dict[str, Any]:
@@ -563,15 +563,15 @@ def _item(block: AnswerBlock, status: str) -> dict[str, Any]:
 
 def _listed(items: Sequence[Item]) -> bytes:
     """Items as /v1/responses/ID/input_items tells them."""
-    made = []
+    listed = []
     for item in items:
         one = item.model_dump(exclude_none=True)
         one.setdefault("id", f"item_{secrets.token_hex(16)}")
         if isinstance(content := one.get("content"), str):
             kind = "output_text" if one["role"] == "assistant" else "input_text"
             one["content"] = [{"type": kind, "text": content}]
-        made.append(one)
-    return to_json(made)
+        listed.append(one)
+    return to_json(listed)
 
 
 @contextmanager

@@ -213,9 +213,9 @@ class Models:
         model.pipe = ours
         await asyncio.to_thread(model.process.start)
         theirs.close()
-        said = await _receive(ours)
-        if "error" not in said:
-            model.bytes = said["bytes"]
+        answer = await _receive(ours)
+        if "error" not in answer:
+            model.bytes = answer["bytes"]
             if self._most is not None and model.bytes > self._most:
                 raise EnvironmentFault(
                     f"it needs {model.bytes / 1e9:.2f} GB of serve.memory={self.settings.memory}",
@@ -224,14 +224,14 @@ class Models:
             while not self._fits(model):
                 await self._make_room(model)
             ours.send("load")
-            said = await _receive(ours)
-        if "error" in said:  # maybe because of what others take
+            answer = await _receive(ours)
+        if "error" in answer:  # maybe because of what others take
             await self._end(model, "loading")
-            if said["here"] and any(other.users == 0 for other in self.loaded):
+            if answer["here"] and any(other.users == 0 for other in self.loaded):
                 await self._make_room(model)
                 return False
-            raise EnvironmentFault(said["error"], said["hint"])
-        model.names, model.max_length = tuple(said["names"]), said["max_length"]
+            raise EnvironmentFault(answer["error"], answer["hint"])
+        model.names, model.max_length = tuple(answer["names"]), answer["max_length"]
         model.state = "loaded"
         model.watch = asyncio.create_task(self._watch(model))
         return True
@@ -302,10 +302,10 @@ async def _receive(pipe: Pipe) -> dict[str, Any]:
     try:
         while not pipe.poll():
             await _readable(pipe.fileno())
-        said: dict[str, Any] = pipe.recv()
+        message: dict[str, Any] = pipe.recv()
     except (EOFError, OSError):
         return {"error": "its process ended", "hint": "", "here": True}
-    return said
+    return message
 
 
 async def _readable(file: int) -> None:

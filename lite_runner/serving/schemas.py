@@ -272,8 +272,8 @@ def as_function(tool: Any) -> dict[str, Any]:
     """A tool, or a choice of one, of another protocol as chat completions have it."""
     schema = getattr(tool, "parameters", getattr(tool, "input_schema", None))
     about = getattr(tool, "description", None)
-    told = {"name": tool.name, "description": about, "parameters": schema}
-    return {"type": "function", "function": told}
+    function = {"name": tool.name, "description": about, "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 def as_format(schema: Any, name: str | None = "answer") -> dict[str, Any]:

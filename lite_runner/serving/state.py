@@ -79,8 +79,8 @@ class Responses:
         owner's."""
         if (one := self._stored.get(id)) is None or one.owner != owner:
             why = f"no response {shortened(id, 100)!r}: unknown, or no longer stored"
-            said = f"{param}: {why}" if param else why
-            raise ApiError(status, said, param, "response_not_found")
+            message = f"{param}: {why}" if param else why
+            raise ApiError(status, message, param, "response_not_found")
         self._stored.move_to_end(id)
         return one
 

@@ -94,15 +94,15 @@ _ESCAPE = re.compile(r"\\(?:[\\'\"abfnrtv0-7xuUN\n]|(?P<other>.))", re.DOTALL)
 def read_arguments(code: str, at: int) -> tuple[dict[str, Any], int] | None:
     """The arguments of a call whose parenthesis ends at `at`, and the index behind the closing
     one; None: they are none. JSON's spelling of texts and constants may stand in them, too."""
-    made, depth = ["{"], 0
+    pieces, depth = ["{"], 0
     while token := _TOKEN.match(code, at):
         at, kind = token.end(), token.lastgroup
         found = token[kind or 0]
         closes = found in ("]", "}", ")")
-        if closes and made[-1] == "," and made[-2] not in ("[", "{", ","):
-            made.pop()  # Python lets one stand behind the last of several
+        if closes and pieces[-1] == "," and pieces[-2] not in ("[", "{", ","):
+            pieces.pop()  # Python lets one stand behind the last of several
         if found == ")":
-            arguments = json_of("".join([*made, "}"]))
+            arguments = json_of("".join([*pieces, "}"]))
             return None if arguments is None or depth else (arguments, at)
         # Names of arguments stand outside of brackets, and colons inside.
         if (kind == "name" and depth) or (found == ":" and not depth):
@@ -111,7 +111,7 @@ def read_arguments(code: str, at: int) -> tuple[dict[str, Any], int] | None:
         written = _json(kind, found)
         if written is None:
             return None
-        made.append(written)
+        pieces.append(written)
     return None
 
 
@@ -160,11 +160,11 @@ class Pythonic(Buffered):
             self._text = call[1]
             parts.append(call[0])
         if self._state == "text" or (self._state == "calls" and last):
-            said, self._text = self._text, ""
+            rest, self._text = self._text, ""
             if self._state == "calls":
-                said = said.strip(SPACE).removeprefix("]").removesuffix("<|python_end|>")
-            if said:
-                parts.append(said)
+                rest = rest.strip(SPACE).removeprefix("]").removesuffix("<|python_end|>")
+            if rest:
+                parts.append(rest)
         return parts
 
     def _call(self, text: str, mark: str) -> tuple[Call, str] | None:

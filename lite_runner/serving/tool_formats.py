@@ -168,15 +168,15 @@ def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[ToolPara
     for key, value in keywords([listed, definitions]):
         if key == "$ref" and isinstance(value, str) and not _is_definition(value):
             raise refused(f"the reference {value[:80]!r}, which has no definition")
-    made = []
+    parameters = []
     for name, given in listed.items():
         schema = {} if given is True else given
         if not isinstance(schema, dict) or not names.fullmatch(name):
             raise refused(f"the property {name[:80]!r}")
         if any(key == "$ref" for key, _ in keywords(schema)):
             schema = {**schema, **definitions}
-        made.append(ToolParameter(name, schema, resolved(given, tool), name in required))
-    return made
+        parameters.append(ToolParameter(name, schema, resolved(given, tool), name in required))
+    return parameters
 
 
 def refused(what: str) -> ApiError:
@@ -531,10 +531,10 @@ def _written(tokenizer: Tokenizer) -> str:
     definition = {"name": _PROBE, "description": "", "parameters": NO_ARGUMENTS}
     call = {"id": "callid123", "type": "function", "function": function}
     asked = {"role": "user", "content": "?"}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     tools = [{"type": "function", "function": definition}]
     try:
-        written = tokenizer.render_chat([asked, said], False, tools=tools)
+        written = tokenizer.render_chat([asked, answer], False, tools=tools)
         before = tokenizer.render_chat([asked], False, tools=tools)
     except (ArtifactError, ConfigError):
         return ""

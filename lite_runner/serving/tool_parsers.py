@@ -261,8 +261,8 @@ class JsonCalls(Buffered):
         if (end or last) and (calls := self._whole(section)):
             self._called = True
             return [*calls]
-        said = f"{self._gap}{self._mark}{section}{end}"
-        return [said] if said else []
+        head = f"{self._gap}{self._mark}{section}{end}"
+        return [head] if head else []
 
     def _begin(self, text: str, found: re.Match[str]) -> list[Part]:
         self._text, self._opened = text[found.end() :], "{" in found[0]
@@ -273,9 +273,9 @@ class JsonCalls(Buffered):
         end = self._object.end(self._text)
         if end >= 0:
             self._state = self._behind
-        said = self._text if end < 0 else self._text[:end]
-        self._text = self._text[len(said) :]
-        return [More(said)] if said else []
+        arguments = self._text if end < 0 else self._text[:end]
+        self._text = self._text[len(arguments) :]
+        return [More(arguments)] if arguments else []
 
     def _behind(self, last: bool) -> list[Part]:
         """The parts behind the arguments: another call, or the end."""

@@ -46,18 +46,18 @@ class ToolUse:
         tools = {function.name: _schema(function) for function in self._functions}
         return CallReader(self._format, tools, several=self._several, forced=self._forced)
 
-    def _restricted(self, body: ChatRequest, said: Grammar | None) -> Grammar | None:
-        """The grammar of calls, where they must be made; else of calls or an answer in
-        `said`."""
+    def _restricted(self, body: ChatRequest, answer: Grammar | None) -> Grammar | None:
+        """The grammar of calls, where they must be made; else of calls or an answer in the grammar
+        `answer`."""
         chosen, functions = body.tool_choice, self._functions
-        if not self._forced and said is None:
+        if not self._forced and answer is None:
             return None
         check_free_end(body, "tool_choice")
         if isinstance(chosen, NamedTool):
             functions = [one for one in functions if one.name == chosen.function.name]
         schemas = [(one.name, _schema(one)) for one in functions]
         several = self._several and not isinstance(chosen, NamedTool)
-        other = None if self._forced else said
+        other = None if self._forced else answer
         lark = self._format.grammar(schemas, self._spell, several, other.lark if other else None)
         listed = (*(schema for _, schema in schemas), *(other.schemas if other else ()))
         return Grammar(lark, "tools", listed, other.patterns if other else ())
@@ -101,9 +101,9 @@ class CallReader:
             if isinstance(part, Call):
                 self._dropped = bool(self.calls) and not self._several
                 if not self._dropped:
-                    made = self._call_item(part)
-                    deltas.append({"index": len(self.calls), **made})
-                    self.calls.append({**made, "function": {**made["function"]}})
+                    call = self._call_item(part)
+                    deltas.append({"index": len(self.calls), **call})
+                    self.calls.append({**call, "function": {**call["function"]}})
             elif isinstance(part, More) and not self._dropped:
                 self.calls[-1]["function"]["arguments"] += part.text
                 more = {"function": {"arguments": part.text}}
@@ -147,12 +147,12 @@ def plain_messages(
     read = [name for name in names if tokenizer.template_reads(name, of_messages=True)]
     for place, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role
-        made: dict[str, Any] = {"role": role, "content": message.text}
+        turn: dict[str, Any] = {"role": role, "content": message.text}
         thought = message.reasoning_content or message.reasoning
         if thought:  # the template keeps it or not
-            made |= dict.fromkeys(read, thought)
+            turn |= dict.fromkeys(read, thought)
         if not message.tool_calls and role != "tool":
-            plain.append(made)
+            plain.append(turn)
             continue
         form = _known(known, f"messages.{place}.{'role' if role == 'tool' else 'tool_calls'}")
         calls = [
@@ -167,23 +167,23 @@ def plain_messages(
             for number, call in enumerate(message.tool_calls or ())
         ]
         if form.turn is not None:
-            plain += _as_turns(made, calls, form.turn)
+            plain += _as_turns(turn, calls, form.turn)
         elif role == "tool":
             named = {"name": message.name} if message.name else {}
-            plain.append({**made, "tool_call_id": message.tool_call_id, **named})
+            plain.append({**turn, "tool_call_id": message.tool_call_id, **named})
         else:
-            plain.append({**made, "tool_calls": calls})
+            plain.append({**turn, "tool_calls": calls})
     return plain
 
 
 def _as_turns(
-    made: dict[str, Any], calls: Sequence[dict[str, Any]], write: Callable[[dict[str, Any]], str]
+    turn: dict[str, Any], calls: Sequence[dict[str, Any]], write: Callable[[dict[str, Any]], str]
 ) -> list[dict[str, Any]]:
     """Calls are the assistant's messages with the tool's name as metadata."""
-    if made["role"] == "tool":
-        return [{**made, "role": "observation"}]
-    said = [made] if made["content"] else []
-    return said + [
+    if turn["role"] == "tool":
+        return [{**turn, "role": "observation"}]
+    before = [turn] if turn["content"] else []
+    return before + [
         {
             "role": "assistant",
             "metadata": call["function"]["name"],

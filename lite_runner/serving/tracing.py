@@ -77,9 +77,9 @@ def spans_of(
     if stats is not None:
         usage["gen_ai.usage.input_tokens"] = stats.usage.prompt
         usage["gen_ai.usage.output_tokens"] = stats.usage.completion
-    told = [_attribute(*pair) for pair in {**attributes, **usage}.items()]
+    described = [_attribute(*pair) for pair in {**attributes, **usage}.items()]
     status = {"code": _FAILED} if int(attributes["http.response.status_code"]) >= 500 else {}
-    whole = span(name, _SERVER, began, now, trace.parent, attributes=told, status=status)
+    whole = span(name, _SERVER, began, now, trace.parent, attributes=described, status=status)
     parts = stats.phases() if stats is not None else ()
     return [whole, *(span(part, _INTERNAL, start, end, own) for part, start, end in parts)]
 
@@ -158,6 +158,6 @@ def exporter(environ: Mapping[str, str] = os.environ) -> Exporter | None:
         return None
     pairs = (one.partition("=") for one in environ.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(","))
     headers = {name.strip(): unquote(value.strip()) for name, _, value in pairs if name.strip()}
-    made = Exporter(address, headers, environ.get("OTEL_SERVICE_NAME") or "lite-runner")
-    atexit.register(made.close)
-    return made
+    exporter = Exporter(address, headers, environ.get("OTEL_SERVICE_NAME") or "lite-runner")
+    atexit.register(exporter.close)
+    return exporter

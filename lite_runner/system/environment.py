@@ -353,13 +353,13 @@ def mindspore_line() -> str:
 def _raise_unmet(wrong: Mapping[Requirement, str | None]) -> None:
     if not wrong:
         return
-    told = [
+    unmet = [
         f"{one.name} is not installed in this Python"
         if has is None
         else f"{one.name} {has} is installed, expected {one.bounds}"
         for one, has in wrong.items()
     ]
-    raise EnvironmentFault("; ".join(told), install_line(wrong))
+    raise EnvironmentFault("; ".join(unmet), install_line(wrong))
 
 
 def install_line(requirements: Iterable[Requirement], *options: str) -> str:

@@ -114,9 +114,9 @@ def shortage_error(error: BaseException) -> EnvironmentFault | None:
         return None
     cause = next(error for error in chain if _lacks_memory(error))
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    said = [line for line in lines if _SAID.search(line) and not line.endswith(":")] or lines
+    messages = [line for line in lines if _SAID.search(line) and not line.endswith(":")] or lines
     return EnvironmentFault(
-        f"not enough memory: {said[0][:300] if said else type(cause).__name__}", TAKE_LESS
+        f"not enough memory: {messages[0][:300] if messages else type(cause).__name__}", TAKE_LESS
     )
 
 

@@ -42,13 +42,13 @@ def ask(module: str, job: Mapping[str, Any]) -> dict[str, Any]:
         errors="replace",
     )
     try:
-        out, said = process.communicate(json.dumps(job))
+        out, errors = process.communicate(json.dumps(job))
     finally:
         _end(process)
     if process.returncode == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if process.returncode:
-        why = memory.killed(process.returncode, kills) or said.strip()[-_TAIL:]
+        why = memory.killed(process.returncode, kills) or errors.strip()[-_TAIL:]
         return {"error": f"its process ended with {process.returncode}: {why}".rstrip(": ")}
     answer: dict[str, Any] = json.loads(out)
     return answer

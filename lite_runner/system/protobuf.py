@@ -89,11 +89,11 @@ def read_varint(data: _Data, at: int, end: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    made = bytearray()
+    written = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        written.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*written, value])
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -57,8 +57,8 @@ class _StrictLoader(SafeLoader):
                 )
             if isinstance(key, (str, int)):
                 seen.add(key)
-        made: dict[Any, Any] = super().construct_mapping(node, deep)
-        return made
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _StrictLoader.add_implicit_resolver(

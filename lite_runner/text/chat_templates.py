@@ -130,14 +130,14 @@ class TemplateProcess:
         """Start it. Raises OSError where it cannot be."""
         self.limits = limits
         self._owner = os.getpid()
-        told = {
+        settings = {
             "path": sys.path,
             "bytes": limits.memory,
             "seconds": limits.seconds,
             "chars": limits.chars,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(told)],
+            [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -166,8 +166,8 @@ class TemplateProcess:
         TemplateLimitError or TemplateProcessError, after which the process has ended."""
         assert self._process.stdin and self._process.stdout
         deadline = time.monotonic() + self.limits.wall_seconds
-        told = {"template": template, "values": values, "of_task": of_task}
-        request = json.dumps(told).encode()
+        asked = {"template": template, "values": values, "of_task": of_task}
+        request = json.dumps(asked).encode()
         try:
             self._write(LENGTH.pack(len(request)) + request, deadline)
             (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))

@@ -59,10 +59,10 @@ def _with_tools(
 ) -> list[Mapping[str, Any]]:
     """The messages with the functions appended to the system message, which is the first."""
     listed = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
-    told = f"{_TOOLS}\n{listed}"
+    prompt = f"{_TOOLS}\n{listed}"
     if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
-    return [{"role": "system", "content": told}, *messages]
+        return [{**messages[0], "content": f"{messages[0]['content']}\n{prompt}"}, *messages[1:]]
+    return [{"role": "system", "content": prompt}, *messages]
 
 
 def _rounds(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Iterator[str]:

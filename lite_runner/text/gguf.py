@@ -291,14 +291,14 @@ def _bpe(
 
 def _lazy_bpe(path: Path, fields: _Fields) -> tokenizers.Tokenizer | LazyTokenizer:
     """A large file is seen to make a tokenizer once; after that one is made where it is needed."""
-    made = []
+    opened = []
 
     def works() -> bool:
-        made.append(_byte_level_bpe(fields))
+        opened.append(_byte_level_bpe(fields))
         return True
 
     of_file("makes a tokenizer", path, works)
-    return made[0] if made else LazyTokenizer(fields)
+    return opened[0] if opened else LazyTokenizer(fields)
 
 
 class LazyTokenizer:

@@ -60,8 +60,8 @@ def _rendered(request: Mapping[str, Any], most_chars: int) -> dict[str, Any]:
         raise
     # A template may divide by zero, recurse or add a number to a string: any Python error.
     except Exception as error:
-        said = " ".join(str(error)[:500].split()) or type(error).__name__
-        return {"error": said, "line": getattr(error, "lineno", None)}
+        message = " ".join(str(error)[:500].split()) or type(error).__name__
+        return {"error": message, "line": getattr(error, "lineno", None)}
     return {"text": "".join(pieces)}
 
 
@@ -126,17 +126,17 @@ def _to_json(
 
 def main() -> None:
     """Set the limits, which children and threads would inherit, and serve."""
-    told = json.loads(sys.argv[1])
-    sys.path[:] = told["path"]
+    settings = json.loads(sys.argv[1])
+    sys.path[:] = settings["path"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
     for limit, most in (
-        (resource.RLIMIT_AS, told["bytes"]),
+        (resource.RLIMIT_AS, settings["bytes"]),
         (resource.RLIMIT_CORE, 0),  # SIGXCPU would write a core dump
         (resource.RLIMIT_FSIZE, 0),
     ):
         resource.setrlimit(limit, (most, most))
     try:
-        serve(told["seconds"], told["chars"])
+        serve(settings["seconds"], settings["chars"])
     except MemoryError:
         os._exit(NO_MEMORY)
 

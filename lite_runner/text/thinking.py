@@ -148,23 +148,23 @@ class HarmonyReader:
 
     def put(self, text: str, *, last: bool = False) -> tuple[str, str]:
         self._text += text
-        thinking = said = ""
+        thinking = answer = ""
         while self._text:
             if self._kind is None:
                 header = self._header(last)
                 if self._kind is None:
                     break
-                said += header
+                answer += header
             part, has_ended = self._body(last)
             if self._kind == "thinking":
                 thinking += part
             else:
-                said += part
+                answer += part
             if not has_ended:
                 break
-            said += "<|call|>" if self._kind == "call" else ""
+            answer += "<|call|>" if self._kind == "call" else ""
             self._kind = None
-        return thinking, said
+        return thinking, answer
 
     def _header(self, last: bool) -> str:
         """Take a header off, once it is whole; of a call it is told."""

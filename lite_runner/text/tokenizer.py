@@ -370,7 +370,7 @@ class Tokenizer:
         if prefix_space:
             rest = [copied.normalizer] if copied.normalizer is not None else []
             copied.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *rest])
-        made = Tokenizer(
+        copy = Tokenizer(
             copied,
             special,
             source=self.source,
@@ -378,9 +378,9 @@ class Tokenizer:
             template_source=template_source,
             chat_form=self.chat_form,
         )
-        made.special_in_messages = self.special_in_messages
-        made.template_kwargs = self.template_kwargs
-        return made
+        copy.special_in_messages = self.special_in_messages
+        copy.template_kwargs = self.template_kwargs
+        return copy
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         with self._library_errors():  # a batch of one releases the GIL; encode() does not
@@ -481,9 +481,9 @@ class Tokenizer:
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
             raise ArtifactError(
-                f"{self.source}: the tokenizer failed: {said}",
+                f"{self.source}: the tokenizer failed: {message}",
                 "use the tokenizer that was published with the model",
             ) from error
 

@@ -120,8 +120,8 @@ class StepMetrics:
 
     def line(self) -> str:
         """As JSON."""
-        said = {name: value for name, value in vars(self).items() if value is not None}
-        return json.dumps(said) + "\n"
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return json.dumps(known) + "\n"
 
 
 def step_size(options: FinetuneOptions, ranks: Ranks) -> int:
@@ -262,9 +262,11 @@ class Trainer:
 
     def _totals(self, loss: float, interrupted: bool) -> tuple[float, bool]:
         """The loss over all ranks, and whether one of them is interrupted."""
-        said = [np.frombuffer(one) for one in self._gather(np.array([loss, interrupted]).tobytes())]
-        once = said[:: self.ranks.tensor]  # ranks that share a model report the same loss
-        return float(sum(one[0] for one in once)), any(one[1] for one in said)
+        totals = [
+            np.frombuffer(one) for one in self._gather(np.array([loss, interrupted]).tobytes())
+        ]
+        once = totals[:: self.ranks.tensor]  # ranks that share a model report the same loss
+        return float(sum(one[0] for one in once)), any(one[1] for one in totals)
 
     def _add_up(self, gradients: dict[str, Array]) -> None:
         """Put the sums of all ranks in place of this one's. They are added in the order of the
@@ -279,9 +281,11 @@ class Trainer:
         for names in _buckets(shared):
             payload = b"".join(gradients[name].tobytes() for name in names)
             ends = np.cumsum([gradients[name].size for name in names])[:-1]
-            said = [np.split(np.frombuffer(one, np.float32), ends) for one in self._gather(payload)]
+            gathered = [
+                np.split(np.frombuffer(one, np.float32), ends) for one in self._gather(payload)
+            ]
             for place, name in enumerate(names):
-                first, *others = (said[rank][place] for rank in self._adding(name))
+                first, *others = (gathered[rank][place] for rank in self._adding(name))
                 total = first.copy()
                 for other in others:
                     total += other
@@ -310,8 +314,8 @@ class Trainer:
                 same.append(one)
             elif shard.owns(name):
                 own.append(one)
-        said = self._gather(np.array(squares(own)).tobytes())[: self.ranks.tensor]
-        return squares(same) + sum(float(np.frombuffer(one)[0]) for one in said)
+        gathered = self._gather(np.array(squares(own)).tobytes())[: self.ranks.tensor]
+        return squares(same) + sum(float(np.frombuffer(one)[0]) for one in gathered)
 
     def state(self, *, moments: bool = True) -> list[dict[str, Array]]:
         """Trained parameters, and with `moments` their first and second moments, all of them whole
@@ -325,10 +329,10 @@ class Trainer:
         shard = self._parts
         if shard is None or not shard.divides(name):
             return array
-        said = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
+        gathered = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
         if self.ranks.rank > 0:  # only the first rank writes
             return array
-        parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in said]
+        parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in gathered]
         return shard.joined(name, parts)
 
     def check_same_step(self) -> None:

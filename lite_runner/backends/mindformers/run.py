@@ -343,7 +343,7 @@ class OpenMindFormers:
             file if keep_logits else None,
         )
 
-        def told(tokens: list[tuple[int, int]], seconds: float) -> None:
+        def on_tokens(tokens: list[tuple[int, int]], seconds: float) -> None:
             logits = None
             if keep_logits:
                 size = shape[0] * shape[1]
@@ -351,7 +351,7 @@ class OpenMindFormers:
                 logits = logits.reshape(shape)
             on_step(tokens, seconds, logits)
 
-        return self.process.generate(batch, told)
+        return self.process.generate(batch, on_tokens)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         return self.process.score(ids, self.run.unused)
@@ -461,13 +461,13 @@ def join_group(
     on_ascend = options.device == "Ascend"
     if on_ascend:
         mine["device"] = seen_ids()[settings.context.device_id]
-    told = [json.loads(text) for text in collectives.gather(json.dumps(mine).encode())]
-    first = told[0]
+    every = [json.loads(text) for text in collectives.gather(json.dumps(mine).encode())]
+    first = every[0]
     group = WorkerGroup(
         ranks.tensor,
         first["port"],
         timeout,
-        devices=[one["device"] for one in told] if on_ascend else (),
+        devices=[one["device"] for one in every] if on_ascend else (),
         more=hccl_timeouts(settings.parallel.hccl_timeout) if on_ascend else {},
     )
     return Path(first["work"]), group.variables(ranks.tensor_index), scheduler

@@ -256,9 +256,9 @@ class MindFormersWorker:
                 return True  # 1.9.0 does not call a list that is empty
 
         def recorded(**given: Any) -> Recorded:
-            made = Recorded()
-            made.extend(processors(self.model, **given))
-            return made
+            recording = Recorded()
+            recording.extend(processors(self.model, **given))
+            return recording
 
         setattr(self.model, name, recorded)
 

@@ -83,8 +83,8 @@ def unpack_ascend(
         elif stored in others:
             raise tensor_type_error(path, stored, others[stored].dtype, ())
         elif part == "weight" and kind.startswith("W") and kind != "W16A16S":
-            told = f"weight is described as {kind}, got {tensor.dtype}"
-            raise broken(f"{path}: {module}", layout.name, told)
+            why = f"weight is described as {kind}, got {tensor.dtype}"
+            raise broken(f"{path}: {module}", layout.name, why)
         elif not re.search(r"norm\.module\.\w+$", name):  # written twice
             assert isinstance(tensor, LazyTensor)
             found[name] = tensor

@@ -51,8 +51,8 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
     parts = [one for each in layers.values() for one in each]
     if architecture_of(model).conv1d or any(one.expert is not None for one in parts):
         what = "Conv1D layers" if architecture_of(model).conv1d else "experts"
-        told = f"quantize.format={FORMAT}: {model.architecture} has {what}"
-        raise ConfigError(f"{told}, expected linear layers alone", _HINT)
+        text = f"quantize.format={FORMAT}: {model.architecture} has {what}"
+        raise ConfigError(f"{text}, expected linear layers alone", _HINT)
     fused = next((name for name, each in layers.items() if len(each) > 1), None)
     if calibrated and fused:
         raise ConfigError(

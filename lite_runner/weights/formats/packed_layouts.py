@@ -137,8 +137,8 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
         raise packed_weights_error(where, name)
     for key in sorted(map(str, raw.keys() - {*_KNOWN[method].split(), "quant_method"})):
         if raw[key]:
-            told = f"{ascii(key[:60])[1:-1]} is not known, and may change the weights"
-            raise _not_read(where, name, told)
+            why = f"{ascii(key[:60])[1:-1]} is not known, and may change the weights"
+            raise _not_read(where, name, why)
 
     def refuse_unless(fits: bool, key: str) -> None:
         if not fits:

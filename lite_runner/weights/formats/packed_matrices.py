@@ -285,8 +285,8 @@ class _Module(ModuleParts):
             if columns > 0 and codes.shape == (rows, -(-columns * bits // 32))
         ]
         if not fitting:
-            told = f"weight_packed is {list(codes.shape)}, weight_shape {[rows, columns]}"
-            raise self._broken(told)
+            why = f"weight_packed is {list(codes.shape)}, weight_shape {[rows, columns]}"
+            raise self._broken(why)
         bits, group = fitting[0], self._group(columns, scales.shape[1])
         self._take("weight_scale", *FLOATS, shape=(rows, scales.shape[1]))
         zeros: Callable[[], NDArray[Any]] | None = None

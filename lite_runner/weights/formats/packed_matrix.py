@@ -109,8 +109,8 @@ class PackedMatrix:
         order = np.argsort(index, kind="stable").astype(np.int32)
         groups = np.arange(len(index)) // self.group
         if not np.array_equal(index[order], groups):
-            told = f"g_idx does not have {self.group} inputs of each group"
-            raise broken(self.where, layout.name, told)
+            why = f"g_idx does not have {self.group} inputs of each group"
+            raise broken(self.where, layout.name, why)
         if np.array_equal(index, groups):
             return None
         if not layout.ordered:

@@ -248,11 +248,11 @@ class KeptLayers:
     def __init__(self, folder: Path, settings: str) -> None:
         """`settings`: of the run; a folder of others is emptied."""
         self._folder = folder
-        said = folder / "settings"
-        if not said.is_file() or said.read_text(encoding="utf-8") != settings:
+        file = folder / "settings"
+        if not file.is_file() or file.read_text(encoding="utf-8") != settings:
             self.remove()
             make_folder(folder)
-            said.write_text(settings, encoding="utf-8")
+            file.write_text(settings, encoding="utf-8")
 
     @property
     def count(self) -> int:

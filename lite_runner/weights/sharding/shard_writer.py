@@ -165,9 +165,9 @@ def _check_neighbours(target: Path, cutting: Cutting) -> None:
     for _, path in rank_folders(target):
         other = read_shard_manifest(path)
         if (wanted and wanted.layout) != (other and other.layout):
-            told = [f"tp={one.tp} dp={one.dp}" if one else "no manifest" for one in (other, wanted)]
+            sets = [f"tp={one.tp} dp={one.dp}" if one else "no manifest" for one in (other, wanted)]
             raise ConfigError(
-                f"{path}: of another set ({told[0]}) than the one asked for ({told[1]})",
+                f"{path}: of another set ({sets[0]}) than the one asked for ({sets[1]})",
                 "give shard_output= another folder",
             )
 

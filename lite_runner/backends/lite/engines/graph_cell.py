@@ -102,8 +102,8 @@ class GraphCellEngine:
         """The error, with an explanation where another release wrote the graphs."""
         if self._producer in ("", ms.__version__):
             return error
-        told = f"{error.message} (MindSpore {self._producer} wrote it)"
-        return ArtifactError(told, f"MindSpore Lite of that release may run it; else {AGAIN}")
+        message = f"{error.message} (MindSpore {self._producer} wrote it)"
+        return ArtifactError(message, f"MindSpore Lite of that release may run it; else {AGAIN}")
 
     def close(self) -> None:
         """Let go of the graphs; MindSpore frees their memory with them."""

@@ -97,8 +97,8 @@ class LiteEngine:
                         graph, doing, model.build_from_file, str(path), kind, context, **more
                     )
                 except ArtifactError as error:
-                    said = str(error.__cause__)
-                    raise lite_release.refused(path, said, self._version) or error from error
+                    message = str(error.__cause__)
+                    raise lite_release.refused(path, message, self._version) or error from error
                 self._take_inputs(graph)
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:

@@ -57,10 +57,10 @@ def check_reads(lite: str, version: int) -> None:
         raise _too_new(f"this MindSpore writes MindIR version {version}", version, lite, last)
 
 
-def refused(path: Path, said: str, lite: str) -> EnvironmentFault | None:
+def refused(path: Path, message: str, lite: str) -> EnvironmentFault | None:
     """The error if a MindSpore Lite did not load a file because of its MindIR version; None for
-    another reason. `said`: Lite's message, which may omit the versions."""
-    words = _REFUSED.search(said)
+    another reason. `message`: Lite's message, which may omit the versions."""
+    words = _REFUSED.search(message)
     last = int(words[1]) if words else last_version(lite)
     version = int(words[2]) if words else mindir_version(path)
     if last is None or version is None or version <= last:
