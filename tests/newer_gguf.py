@@ -153,8 +153,8 @@ def write_random_folder(folder: Path, kind: str) -> None:
 def write_newer_gguf(
     path: Path, folder: Path, *, further: bool = False, apart: bool = True
 ) -> None:
-    """Write the model of a Hugging Face folder; `further`: with a layer behind the model's, which
-    predicts a further token; `apart`: latent attention as newer converters write it."""
+    """Write the model of a Hugging Face folder; `further`: with a layer for multi-token
+    prediction; `apart`: latent attention as newer converters write it."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {usual: config[name] for name, usual in EARLIER.items() if name in config}
     kind, kinds = config["model_type"], config.get("layers_block_type", ())

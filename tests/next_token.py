@@ -1,4 +1,4 @@
-"""Checkpoints with a layer that predicts a further token. The functions that
+"""Checkpoints with a layer for multi-token prediction. The functions that
 scripts/make_next_token_reference.py runs too need NumPy alone."""
 
 from __future__ import annotations

@@ -437,7 +437,7 @@ def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, 
 
 
 def _of_next_token_layer(model: Decoder, table: Iterable[Parameter]) -> Iterator[Parameter]:
-    """The tensors of a layer that predicts a further token, by those that a model of its block
+    """The tensors of a layer for multi-token prediction, by those that a model of its block
     has: see next_token.py."""
     hidden, name = model.hidden_size, "model.eh_proj.weight"
     shape = (hidden, 2 * hidden)

@@ -1,4 +1,4 @@
-"""The layer behind a model's that predicts a further token, as a model of its own.
+"""A model's layer for multi-token prediction, as a model of its own.
 
 Its input is a matrix of two vectors, each behind its norm: the embedding of a token, and the hidden
 state of the token before, which is the model's behind its last norm, or the layer's own. One block

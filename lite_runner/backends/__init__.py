@@ -395,7 +395,7 @@ class RunOptions:
 
     @property
     def predicts_next(self) -> bool:
-        """True if the layer of the model that predicts a further token drafts."""
+        """True if the model's layer for multi-token prediction drafts."""
         return self.settings.speculate == "mtp" and not self.is_draft
 
     @property

@@ -1,5 +1,5 @@
-"""Speculative decoding by a draft model, which is smaller and has the same vocabulary, or by a
-layer of the model itself that predicts a further token.
+"""Speculative decoding by a draft model, which is smaller and has the same vocabulary, or by the
+model's own layer for multi-token prediction.
 
 Either continues the texts of all sequences together, greedily, before the step that verifies what
 it drafted. Its own time is a part of that step's. A text that a draft model has not followed must

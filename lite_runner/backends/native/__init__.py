@@ -208,7 +208,7 @@ def _packed(
 
 
 def _without_next_token(files: ModelFiles) -> str:
-    """The reason why no layer of a model predicts a further token; "" if its files may have one."""
+    """Why a model has no layer for multi-token prediction; "" if its files may have one."""
     from lite_runner.architectures.next_token import next_token_layer
 
     if next_token_layer(files.model) is None:
@@ -219,7 +219,7 @@ def _without_next_token(files: ModelFiles) -> str:
 
 
 def _next_token_files(files: ModelFiles) -> ModelFiles:
-    """The layer that predicts a further token."""
+    """The layer for multi-token prediction."""
     from lite_runner.architectures.next_token import next_token_layer
 
     layer = next_token_layer(files.model)

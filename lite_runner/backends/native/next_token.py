@@ -1,5 +1,4 @@
-"""Drafts of the layer behind a model's that predicts a further token: see
-architectures/next_token.py.
+"""Drafts of a model's layer for multi-token prediction: see architectures/next_token.py.
 
 The layer has keys of its own, so it follows every text: a pair of a token's hidden state and the
 next token at each position. It does so a few tokens late, many in a step, so that steps without

@@ -1,4 +1,4 @@
-"""The layer that predicts a further token: its logits, and its drafts."""
+"""The layer for multi-token prediction: its logits, and its drafts."""
 
 from __future__ import annotations
 
