@@ -474,8 +474,8 @@ def mindformers_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         )
         wheel = next(folder.glob(f"mindformers-{release}-*.whl"), None)
         if wheel is None:
-            said = fetched.stderr.strip().splitlines()[-1:]
-            pytest.skip(f"{NO_NETWORK}: mindformers=={release} could not be fetched: {said}")
+            stderr = fetched.stderr.strip().splitlines()[-1:]
+            pytest.skip(f"{NO_NETWORK}: mindformers=={release} could not be fetched: {stderr}")
         with zipfile.ZipFile(wheel) as archive:
             wanted = re.compile(r"configs/|mindformers/models/.*config.*\.py")
             names = [name for name in archive.namelist() if wanted.match(name)]

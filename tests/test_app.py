@@ -179,8 +179,8 @@ def test_notes_are_a_line_and_the_rest_is_in_the_log(capsys: pytest.CaptureFixtu
     listed = "no effect here, of f.yaml: callbacks, optimizer"
     for more, expected in (("0", (0, 0)), ("1", (1, 0)), ("2", (1, 1))):
         assert app.main([*argv, f"verbosity={more}"]) == 0
-        told = capsys.readouterr().err.splitlines()
-        assert (sum(line.startswith(note) for line in told), told.count(listed)) == expected
+        stderr = capsys.readouterr().err.splitlines()
+        assert (sum(line.startswith(note) for line in stderr), stderr.count(listed)) == expected
         assert listed in Path("outputs/latest/run.log").read_text(encoding="utf-8")
     assert app.main([*argv, "verbosity=2", "dry_run=true"]) == 0
     assert listed in capsys.readouterr().err

@@ -110,9 +110,9 @@ def test_entries_beyond_the_limit_are_removed_and_reported(
     run(*HI, "context.cache_limit=1GB")
     assert old.is_dir() and other.is_dir() and "cache_limit" not in capsys.readouterr().err
     run(*HI, "context.cache_limit=0.003GB")
-    told = capsys.readouterr().err
-    assert "removed from the cache, least recently used: artifacts/other (2.0 MB)" in told
-    assert "context.cache_limit=0.003GB" in told
+    stderr = capsys.readouterr().err
+    assert "removed from the cache, least recently used: artifacts/other (2.0 MB)" in stderr
+    assert "context.cache_limit=0.003GB" in stderr
     assert old.is_dir() and not other.exists()
 
 

@@ -353,9 +353,9 @@ def test_the_namesake_beside_ours_is_reported(installed: Path, tmp_path: Path) -
     job = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=1")
     for words in (job, ("run_mode=doctor",)):
         done = run(installed / "run-lite", *words, cwd=tmp_path, **env)
-        told = (done.stdout + done.stderr).replace("\n      ->", "\n  ->")
-        assert "lite-runner 0.2.0, another project's package, is installed in this Python" in told
-        assert f"  -> {installed / 'python'} -m pip uninstall --yes lite-runner; " in told
+        output = (done.stdout + done.stderr).replace("\n      ->", "\n  ->")
+        assert "lite-runner 0.2.0, another project's package, is installed in this Python" in output
+        assert f"  -> {installed / 'python'} -m pip uninstall --yes lite-runner; " in output
 
 
 def test_an_earlier_installation_is_not_a_namesake(installed: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_an_installed_package_is_found(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import nothing_of_this_name", "nothing_of_this_name"),
         ("def broken(:", "SyntaxError"),
@@ -112,10 +112,10 @@ def test_an_installed_package_is_found(
         ),
     ],
 )
-def test_a_file_that_fails_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_fails_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "fails.py"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         register_from(str(file))
     assert "fails.py" in caught.value.message
 

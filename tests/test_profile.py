@@ -56,7 +56,7 @@ def test_off_nothing_is_recorded() -> None:
 
 def test_a_run_has_tables_and_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(RUN) == 0
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     folder = Path("outputs/latest")
     found: dict[str, Any] = json.loads((folder / "result.json").read_text("utf-8"))["profile"]
     assert sum(found["phases"].values()) == pytest.approx(found["seconds"], rel=1e-3)
@@ -70,7 +70,7 @@ def test_a_run_has_tables_and_a_trace(capsys: pytest.CaptureFixture[str]) -> Non
     assert 0 < spent <= steps["forward_s"]
     assert sum(one["seconds"] for one in found["layers"]) == pytest.approx(spent)
     assert found["bandwidth"] > 1e8 and found["peak_macs_s"] > 1e8
-    assert "native kernels" in said and "whole process" in said
+    assert "native kernels" in stderr and "whole process" in stderr
 
     events = json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]
     spans = [one for one in events if one["ph"] == "X"]
@@ -82,8 +82,8 @@ def test_a_run_has_tables_and_a_trace(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_there_is_none_of_doctor(faults: Callable[..., str]) -> None:
-    said = faults("model=tiny_llama", "profile=true", "run_mode=doctor")
-    assert "profile=true has no effect with run_mode=doctor" in said
+    errors = faults("model=tiny_llama", "profile=true", "run_mode=doctor")
+    assert "profile=true has no effect with run_mode=doctor" in errors
 
 
 def recorded(name: str, began: float, machine: str, met: float) -> Process:

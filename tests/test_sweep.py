@@ -83,8 +83,8 @@ def test_all_combinations_run_and_are_summarized(capsys: pytest.CaptureFixture[s
     assert jobs.seen[0]["predict_data"] == "hi"
     lines = (folder / "sweep.md").read_text().splitlines()
     assert [cell.strip() for cell in lines[3].split("|")] == ["", "2", "1", "1", "4", "10.0", ""]
-    told = capsys.readouterr().err
-    assert "job 2 of 4: seed=1 temperature=1" in told and lines[3] in told
+    stderr = capsys.readouterr().err
+    assert "job 2 of 4: seed=1 temperature=1" in stderr and lines[3] in stderr
     [first, *_] = json.loads((folder / "sweep.json").read_text())
     assert first["figures"] == {"timing.decode_tok_s": 10.0, "generated_tokens": 2}
     assert (folder / "sweep.svg").read_text().count("decode, tokens/s") >= 1

@@ -26,9 +26,9 @@ def test_a_run_that_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, *words]) == 0
     capsys.readouterr()
     assert main(["verify", "outputs/latest"]) == 0
-    said = capsys.readouterr().out
-    assert "texts" in said and "2 of 2 the same, to the bit" in said
-    assert "kernels" in said and "processor" in said and "(unchanged)" in said
+    stdout = capsys.readouterr().out
+    assert "texts" in stdout and "2 of 2 the same, to the bit" in stdout
+    assert "kernels" in stdout and "processor" in stdout and "(unchanged)" in stdout
 
     def change(result: dict[str, Any]) -> None:
         result["results"][1]["token_ids"][0] += 1

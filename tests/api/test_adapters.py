@@ -249,11 +249,11 @@ def test_a_pipeline_takes_a_pet_config(finetuned: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained("tiny_llama")
     options = {**GREEDY, "add_special_tokens": False}
     folder = finetuned / "both"
-    made = pipeline("text_generation", folder, tokenizer, config=PetConfig())("AB", **options)
+    answers = pipeline("text_generation", folder, tokenizer, config=PetConfig())("AB", **options)
     model = AutoModel.from_pretrained(folder, pet_config=pet)
-    assert made == pipeline("text_generation", model, tokenizer)("AB", **options)
+    assert answers == pipeline("text_generation", model, tokenizer)("AB", **options)
     base = AutoModel.from_pretrained(CASE)
-    assert made != pipeline("text_generation", base, tokenizer)("AB", **options)
+    assert answers != pipeline("text_generation", base, tokenizer)("AB", **options)
     with pytest.raises(ConfigError, match="config= cannot be given with a model object"):
         pipeline("text_generation", model, tokenizer, config=PetConfig())
 

@@ -49,7 +49,7 @@ def test_attributes_may_be_read_and_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("seq_lenght", 3, "did you mean seq_length"),
         ("seq_length", "long", "expected an integer"),
@@ -58,9 +58,9 @@ def test_attributes_may_be_read_and_changed() -> None:
         ("post_layernorm_residual", True, "not available"),
     ],
 )
-def test_invalid_settings_raise_at_once(name: str, value: object, said: str) -> None:
+def test_invalid_settings_raise_at_once(name: str, value: object, message: str) -> None:
     config = AutoConfig.from_pretrained("tiny_llama")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         setattr(config, name, value)
     with pytest.raises(AttributeError, match="did you mean seq_length"):
         _ = config.seq_lenght
@@ -191,7 +191,7 @@ def test_keys_of_the_command_line_are_settings_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("kv_cash", "int8", "kv_cash: no such key; did you mean kv_cache"),
         ("kv_cache", "int9", "kv_cache: got 'int9', expected one of fp32, fp16, int8"),
@@ -201,8 +201,8 @@ def test_keys_of_the_command_line_are_settings_too() -> None:
         ("run_mode", "eval", "run_mode: a key of a run"),
     ],
 )
-def test_hints_name_a_key_that_there_is(name: str, value: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_hints_name_a_key_that_there_is(name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AutoConfig.from_pretrained("tiny_llama", **{name: value})
 
 

@@ -18,7 +18,7 @@ from tests.each import each
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "said"),
+    ("fields", "error", "message"),
     [
         ({}, ConfigError, "neither a manifest nor a yaml names the model"),
         ({"prefill_model_path": "y.mindir"}, ConfigError, "neither a manifest nor a yaml"),
@@ -32,11 +32,11 @@ def test_a_model_that_cannot_be_found(
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, str],
     error: type[RunnerError],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("y.mindir").touch()
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         exported_config(InferConfig(**fields))
 
 
@@ -189,7 +189,7 @@ def test_tasks() -> None:
 
 
 @each(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"model_type": "onnx"}, "expected one of mindir, mindir_lite"),
         ({"target": "GPU"}, "expected one of auto, Ascend, CPU"),
@@ -202,10 +202,10 @@ def test_tasks() -> None:
         ({"infer_seq_len": 1}, "no such field; did you mean infer_seq_length"),
     ],
 )
-def test_values_that_cannot_be(fields: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_values_that_cannot_be(fields: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         InferConfig(fields)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         InferConfig().update(fields)
 
 
@@ -246,15 +246,15 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (("a.yaml", "b.yaml", "x.mindir"), "2 yaml files"),
         (("a.yaml",), "no MindIR in it"),  # more of these: tests/model/test_exported_model.py
         (("manifest.json", "x.mindir"), "not a manifest"),
     ],
 )
-def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ArtifactError, match=said):
+def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
         files_of(touch(tmp_path / "prefill", *names))
 
 

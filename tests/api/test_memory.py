@@ -57,9 +57,9 @@ def test_weights_are_held_once_and_given_back(backend: str) -> None:
     command = [sys.executable, "-c", LIFE, backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["same"] and said["loads"] == 1
-    assert said["grown"] - said["first"] < 0.75 * WEIGHTS  # of which the caches are 25 MB
-    assert said["first"] - said["closed"] > 0.5 * WEIGHTS
-    assert said["again"] - said["deleted"] > 0.5 * WEIGHTS
-    assert abs(said["deleted"] - said["closed"]) < 0.6 * WEIGHTS
+    found = json.loads(done.stdout)
+    assert found["same"] and found["loads"] == 1
+    assert found["grown"] - found["first"] < 0.75 * WEIGHTS  # of which the caches are 25 MB
+    assert found["first"] - found["closed"] > 0.5 * WEIGHTS
+    assert found["again"] - found["deleted"] > 0.5 * WEIGHTS
+    assert abs(found["deleted"] - found["closed"]) < 0.6 * WEIGHTS

@@ -101,10 +101,10 @@ def test_a_temperature_that_was_given_samples(
     of_all = GenerationConfig(do_sample=False, max_new_tokens=9, eos_token_id=[], seed=1)
     assert model.generate(PROMPT, of_all) == greedy[:1]
     assert model.generate(PROMPT, of_all, temperature=5.0, top_k=5) == drawn  # the call decides
-    made = pipeline("text_generation", model=model, temperature=5.0, top_k=5, **options)
-    drawn_text = made("LLaMA")
-    assert drawn_text != made("LLaMA", temperature=0)
-    assert made("LLaMA", do_sample=False) == made("LLaMA", temperature=0)
+    pipe = pipeline("text_generation", model=model, temperature=5.0, top_k=5, **options)
+    drawn_text = pipe("LLaMA")
+    assert drawn_text != pipe("LLaMA", temperature=0)
+    assert pipe("LLaMA", do_sample=False) == pipe("LLaMA", temperature=0)
     hot = AutoModel.from_pretrained("tiny_llama", temperature=5.0, top_k=5)
     assert hot.generate(PROMPT, **options) == drawn
     cold = AutoModel.from_config(hot.config, temperature=0)
@@ -123,7 +123,7 @@ def test_it_grows_with_what_is_asked_for(greedy: list[list[int]]) -> None:
 
 
 @each(
-    ("ids", "options", "said"),
+    ("ids", "options", "message"),
     [
         (PROMPT, {"max_new_token": 3}, "did you mean max_new_tokens"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens"),
@@ -138,9 +138,9 @@ def test_it_grows_with_what_is_asked_for(greedy: list[list[int]]) -> None:
     ],
 )
 def test_invalid_generate_options(
-    model: PreTrainedModel, ids: object, options: dict, said: str
+    model: PreTrainedModel, ids: object, options: dict, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         model.generate(ids, **options)
 
 

@@ -74,8 +74,8 @@ def test_a_model_object_and_a_streamer(
 
 def test_a_config_for_a_model(ready: TextGenerationPipeline) -> None:
     config = AutoConfig.from_pretrained("tiny_llama", seq_length=64)
-    made = pipeline("text_generation", config)
-    assert made(INPUTS[0], max_new_tokens=6, eos_token_id=[]) == ready(INPUTS[0])
+    pipe = pipeline("text_generation", config)
+    assert pipe(INPUTS[0], max_new_tokens=6, eos_token_id=[]) == ready(INPUTS[0])
 
 
 @pytest.mark.usefixtures("unverified")
@@ -88,10 +88,10 @@ def test_a_model_object_is_exported(
     options = {"max_new_tokens": 6, "eos_token_id": []}
     fields = {"infer_seq_length": 128, "target": "CPU", "device_id": 0}
     for one in (model, model.config, ms.Model(model)):
-        made = pipeline(model=one, backend="mslite", **fields, **options)
-        run = made.model.config.run_config()
+        pipe = pipeline(model=one, backend="mslite", **fields, **options)
+        run = pipe.model.config.run_config()
         assert (run.backend, run.infer.infer_seq_length) == ("mslite", 128)
-        assert made(INPUTS) == ready(INPUTS)
+        assert pipe(INPUTS) == ready(INPUTS)
     assert pipeline(None, ms.Model(model), **options)(INPUTS) == ready(INPUTS)
     for parameter in model.get_parameters():
         parameter.set_data(parameter + 1)
@@ -112,7 +112,7 @@ def test_backend_of_a_pipeline(ready: TextGenerationPipeline) -> None:
 
 
 @each(
-    ("arguments", "options", "said"),
+    ("arguments", "options", "message"),
     [
         (("text-generation", "tiny_llama"), {}, "did you mean text_generation"),
         (("text_generation",), {}, "no model given"),
@@ -125,8 +125,8 @@ def test_backend_of_a_pipeline(ready: TextGenerationPipeline) -> None:
         (("text_generation", ("a", "b", "c")), {"backend": "mslite"}, "got 3 paths"),
     ],
 )
-def test_invalid_pipeline_arguments(arguments: tuple, options: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_pipeline_arguments(arguments: tuple, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         pipeline(*arguments, **options)
 
 
@@ -145,16 +145,16 @@ def test_a_batch_size_groups_the_texts(ready: TextGenerationPipeline) -> None:
     alone = [entry["text_generation_text"][0] for entry in ready([*INPUTS, *INPUTS])]
     pairs = ready([*INPUTS, *INPUTS], batch_size=2)
     assert [entry["text_generation_text"] for entry in pairs] == [alone[:2], alone[2:]]
-    made = TextGenerationPipeline(ready.model, batch_size=4, max_new_tokens=6, eos_token_id=[])
-    assert made([*INPUTS, *INPUTS]) == [{"text_generation_text": alone}]
+    pipe = TextGenerationPipeline(ready.model, batch_size=4, max_new_tokens=6, eos_token_id=[])
+    assert pipe([*INPUTS, *INPUTS]) == [{"text_generation_text": alone}]
     with pytest.raises(ConfigError, match="batch_size: got 3 for 2 texts"):
         ready(INPUTS, batch_size=3)
 
 
 def test_a_generation_config_and_processors(ready: TextGenerationPipeline) -> None:
-    made = pipeline("text_generation", ready.model, ready.tokenizer)
+    pipe = pipeline("text_generation", ready.model, ready.tokenizer)
     chosen = GenerationConfig(max_new_tokens=6, eos_token_id=[])
-    assert made(INPUTS, generation_config=chosen) == ready(INPUTS)
+    assert pipe(INPUTS, generation_config=chosen) == ready(INPUTS)
     with pytest.raises(ConfigError, match="image_processor has no effect with text_generation"):
         pipeline("text_generation", ready.model, image_processor=print)
 
@@ -183,15 +183,15 @@ def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
 
 
 def test_settings_of_the_model_are_keywords_too() -> None:
-    made = pipeline("text_generation", model="tiny_llama", kv_cache="int8", threads=1, top_k=3)
-    assert (made.model.config.kv_cache, made.model.config.threads) == ("int8", 1)
+    pipe = pipeline("text_generation", model="tiny_llama", kv_cache="int8", threads=1, top_k=3)
+    assert (pipe.model.config.kv_cache, pipe.model.config.threads) == ("int8", 1)
     with pytest.raises(ConfigError, match="no such key; did you mean quant"):
         pipeline("text_generation", model="tiny_llama", quantt="a16w8")
     with pytest.raises(ConfigError, match="quant: set for the model, not for one call") as caught:
-        made("text", quant="a16w8")
+        pipe("text", quant="a16w8")
     assert "AutoModel.from_pretrained(..., quant='a16w8')" in (caught.value.hint or "")
     with pytest.raises(ConfigError, match="kv_cache: set for the model"):
-        made.model.generate([5, 6], kv_cache="fp16")
+        pipe.model.generate([5, 6], kv_cache="fp16")
 
 
 def test_the_hint_of_an_empty_prompt() -> None:

@@ -45,7 +45,7 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"max_length": 1, "padding": "max_length"}, "a text has 2 tokens"),
         ({"padding": "max_length"}, "needs a max_length"),
@@ -54,8 +54,8 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
         ({"return_tensors": "pt", "padding": True}, "return_tensors: got 'pt'"),
     ],
 )
-def test_invalid_padding(tokenizer: PreTrainedTokenizer, options: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_padding(tokenizer: PreTrainedTokenizer, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         tokenizer(["ab", "c"], **options)
 
 
@@ -201,7 +201,7 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"text_pair": "x"}, "text_pair='x' is not available"),
         ({"return_offsets_mapping": True}, "return_offsets_mapping=true is not available"),
@@ -210,7 +210,7 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
     ],
 )
 def test_unavailable_call_arguments(
-    tokenizer: PreTrainedTokenizer, options: dict, said: str
+    tokenizer: PreTrainedTokenizer, options: dict, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         tokenizer("ab", **options)

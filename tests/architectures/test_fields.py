@@ -233,11 +233,11 @@ def test_no_note_on_fields_that_are_known(capsys: pytest.CaptureFixture[str]) ->
         model = read(name, **PUBLISHED.get(name, {}))
         assert isinstance(model, Decoder)
         assert model_config_from_hf(hf_from_model_config(model), "config.json") == model, name
-        told = capsys.readouterr().err.splitlines()  # of layers, which classes have by default
+        stderr = capsys.readouterr().err.splitlines()  # of layers, which classes have by default
         further = "config.json: layers for multi-token prediction are read by speculate=mtp alone"
-        assert (name, [line for line in told if line != further]) == (name, [])
+        assert (name, [line for line in stderr if line != further]) == (name, [])
         if name in ("deepseek_v3", "glm4_moe"):
-            assert further in told
+            assert further in stderr
 
 
 def test_other_names_of_a_field() -> None:

@@ -37,7 +37,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"time_step_limit": [0.0, 1.0]}, r"time_step_limit is \[0.0, 1.0\], expected \[0, Inf"),
         ({"mamba_n_heads": 7}, "mamba_n_heads is 7, expected a divisor of 64"),
@@ -46,6 +46,6 @@ def test_a_limit_that_is_none(limit: Any) -> None:
         ({"layer_types": ["attention"] * 2}, "expected 3 times mamba or attention"),
     ],
 )
-def test_unsupported_settings_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArtifactError, match=said):
+def test_unsupported_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
         read(**changes)

@@ -30,7 +30,7 @@ def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Re
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"heads": 2, "kv_heads": 2}, "heads that differ between layers need backend=native"),
         (
@@ -40,9 +40,9 @@ def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Re
         ({"rotary": None, "alibi": True}, "positions differ between its layers"),
     ],
 )
-def test_layers_that_differ(changes: dict[str, object], said: str, reference: Reference) -> None:
+def test_layers_that_differ(changes: dict[str, object], message: str, reference: Reference) -> None:
     model = reference("llama").config
-    assert unsupported(with_last(model, **changes)) == [said]
+    assert unsupported(with_last(model, **changes)) == [message]
     assert unsupported(with_last(model, window=3, qkv_bias=True)) == []
 
 

@@ -35,11 +35,11 @@ def test_longrope_of_published_files() -> None:
     assert part.rotary is not None and part.rotary.dims == 8
     # A window that is longer than all texts is none.
     assert read(phi3, sliding_window=8192) == read(phi3) != read(phi3, sliding_window=2047)
-    for wrong, said in (
+    for wrong, message in (
         ({"type": "longrope", **half}, "expected a list of 8 numbers above 0"),
         ({"type": "longrope", **lists, "short_factor": [0.0] * 8}, "short_factor is .*, expected"),
         ({"type": "longrope", **lists, "short_mscale": 1.1}, "short_mscale=1.1 is not supported"),
         ({"type": "linear", "factor": 2.0}, "'linear', expected default or longrope"),
     ):
-        with pytest.raises(ArtifactError, match=said):
+        with pytest.raises(ArtifactError, match=message):
             read(phi3, rope_scaling=wrong)

@@ -116,15 +116,15 @@ def test_without_its_marks_a_prompt_has_no_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         ([5, 121, 124], None),
         ([5, 121], "has no token 124 (sop), which ends the prefix"),
         ([5, 124, 121], "has no token 121 or 120 (a mask) before its token 124 (sop)"),
     ],
 )
-def test_prompt_without_prefix(tokens: list[int], said: str | None) -> None:
-    assert prefix_error(PREFIX, tokens) == said
+def test_prompt_without_prefix(tokens: list[int], message: str | None) -> None:
+    assert prefix_error(PREFIX, tokens) == message
 
 
 def test_tables_are_float16() -> None:

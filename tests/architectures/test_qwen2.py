@@ -22,8 +22,8 @@ def test_the_text_model_of_a_multimodal_model_is_read(capsys: pytest.CaptureFixt
     nested = QWEN2_VL | {"text_config": flat | {"model_type": "qwen2_5_vl_text"}}
     for raw in (flat, nested, nested | {"model_type": "qwen2_vl"}):
         assert read(raw) == expected
-    told = capsys.readouterr().err
-    assert "only its text model is read" in told and "mrope" not in told
+    stderr = capsys.readouterr().err
+    assert "only its text model is read" in stderr and "mrope" not in stderr
     rope = {"rope_type": "default", "rope_theta": 1000000, "mrope_section": [1], "x": 1}
     outer = {"model_type": "qwen3_vl", "text_config": QWEN3 | {"rope_parameters": rope}}
     assert read(outer) == read(QWEN3)

@@ -36,13 +36,13 @@ def test_the_text_model_of_a_multimodal_qwen3_5_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"linear_num_key_heads": 3}, "linear_num_key_heads is 3, expected a divisor of the 4"),
         ({"layer_types": ["full_attention"] * 3}, "expected 4 times linear_attention or full_att"),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
     ],
 )
-def test_sizes_that_contradict_each_other(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArtifactError, match=said):
+def test_sizes_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
         read(**changes)

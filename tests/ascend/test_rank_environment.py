@@ -223,9 +223,9 @@ def test_the_table_of_an_operator(
     monkeypatch.setenv("RANK_TABLE_FILE", path)
     found = with_table(*settings)[0].rank_table_file
     assert found == (path if used else "")
-    told = capsys.readouterr().err
-    assert ("is not used: this is one process" in told) == (settings == ())
-    assert ("is not used: it is for Ascend" in told) == ("context.device_target=CPU" in settings)
+    stderr = capsys.readouterr().err
+    assert ("is not used: this is one process" in stderr) == (settings == ())
+    assert ("is not used: it is for Ascend" in stderr) == ("context.device_target=CPU" in settings)
 
 
 def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ LIST = "MS_DISABLE_INTERNAL_KERNELS_LIST"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "message"),
     [
         (None, "FlashAttentionScore", 0),
         ("FlashAttentionScore", "FlashAttentionScore", 0),
@@ -123,7 +123,7 @@ LIST = "MS_DISABLE_INTERNAL_KERNELS_LIST"
     ],
 )
 def test_attention_of_prompts_by_cann(
-    before: str | None, after: str, told: int, monkeypatch: pytest.MonkeyPatch
+    before: str | None, after: str, message: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(progress, "note", notes.append)
@@ -132,7 +132,7 @@ def test_attention_of_prompts_by_cann(
         monkeypatch.delenv(LIST)
     device.choose_attention()
     assert device.os.environ[LIST] == after
-    assert len(notes) == told
+    assert len(notes) == message
     assert all(f"{LIST}={before} is kept" in note for note in notes)
 
 

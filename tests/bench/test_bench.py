@@ -176,9 +176,9 @@ def test_one_that_fails_does_not_keep_the_others(
     assert "its process ended with -9" in (cells[2].error or "")
     assert cells[3].measured and cells[3].error is None
     assert cells[4].left_out == "544 tokens do not fit the model's context of 256"
-    said = capfd.readouterr().err
-    assert "batch 1, new 32, prompt 128: failed: no memory" in said
-    assert "\nms\nbatch 4, new 32, prompt 128: prefill 1.00 tokens/s" in said
+    stderr = capfd.readouterr().err
+    assert "batch 1, new 32, prompt 128: failed: no memory" in stderr
+    assert "\nms\nbatch 4, new 32, prompt 128: prefill 1.00 tokens/s" in stderr
 
 
 def test_a_process_that_exported_first_is_followed_by_one_that_measures(

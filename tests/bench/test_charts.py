@@ -51,12 +51,12 @@ def told(
 
 
 def test_axes_have_titles_with_units_and_ticks_are_the_data(told: Report) -> None:
-    said = texts(figures_chart(told, "tiny_llama"))
-    assert said.count("batch, rows") == 6
+    drawn = texts(figures_chart(told, "tiny_llama"))
+    assert drawn.count("batch, rows") == 6
     for key in ("prefill_tok_s", "decode_tok_s", "peak_mib", "first_token_ms", "token_ms_p99"):
-        assert f"{FIGURES[key].name}, {FIGURES[key].unit}" in said
-    assert said.count("8") >= 6 and "16" not in said
-    assert said.count("quant a16w8") == said.count("quant a16w4") == 1  # in the legend
+        assert f"{FIGURES[key].name}, {FIGURES[key].unit}" in drawn
+    assert drawn.count("8") >= 6 and "16" not in drawn
+    assert drawn.count("quant a16w8") == drawn.count("quant a16w4") == 1  # in the legend
 
 
 def test_the_same_figures_are_the_same_files(told: Report) -> None:
@@ -74,18 +74,18 @@ def test_a_setting_that_is_no_number_is_drawn_as_bars(
         Cell(settings=settings(quant=quant), measured=measured([70.0], quant=quant))
         for quant in ("none", "a16w8", "a16w4")
     ]
-    said = texts(figures_chart(report(*cells, repeat=1), "tiny_llama"))
-    at = [said.index(quant) for quant in ("none", "a16w8", "a16w4")]
+    drawn = texts(figures_chart(report(*cells, repeat=1), "tiny_llama"))
+    at = [drawn.index(quant) for quant in ("none", "a16w8", "a16w4")]
     assert at == sorted(at)  # in the order of the grid
-    assert said.count("quant") == 6 and said.count("70.0") == 6 * 3
+    assert drawn.count("quant") == 6 and drawn.count("70.0") == 6 * 3
 
 
 @pytest.mark.parametrize("xs", [[1], [1, 2, 4, 8], [0, 1], ["a", "b"]])
 def test_every_line_is_drawn_in_its_color(xs: list[float | str]) -> None:
     names = [f"line {number}" for number in range(len(COLORS) + 2)]
     drawing = draw([panel(*(line(name, xs) for name in names))], "title")
-    said = texts(drawing)
-    assert "title" in said and set(names) <= set(said)
+    drawn = texts(drawing)
+    assert "title" in drawn and set(names) <= set(drawn)
     assert all(color.lower().encode() in drawing.svg for color in COLORS)
 
 
@@ -123,10 +123,10 @@ def test_ratios_are_drawn_of_cells_that_have_a_counterpart(told: Report, tmp_pat
     comparison = compared(told.cells[1:], former)
     drawing = ratios_chart(replace(told, cells=told.cells[1:], comparison=comparison), "tiny_llama")
     assert drawing is not None
-    said = texts(drawing)
-    assert "tiny_llama: ratios to tiny in former" in said
-    assert "quant a16w4, batch 1" in said and "quant a16w8, batch 1" not in said
-    assert said.count("ratio to the former run") == 2
+    drawn = texts(drawing)
+    assert "tiny_llama: ratios to tiny in former" in drawn
+    assert "quant a16w4, batch 1" in drawn and "quant a16w8, batch 1" not in drawn
+    assert drawn.count("ratio to the former run") == 2
     none = replace(comparison, ratios=(None,) * 4)
     assert ratios_chart(replace(told, cells=told.cells[1:], comparison=none), "x") is None
 

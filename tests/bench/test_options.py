@@ -59,7 +59,7 @@ def test_typed_values_are_read(typed: str, key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"batch": []}, "bench.batch: got [], expected at least one value"),
         ({"new": [16, 1]}, "bench.new"),
@@ -69,9 +69,9 @@ def test_typed_values_are_read(typed: str, key: str, value: Any) -> None:
         ({"repeat": 0}, "bench.repeat"),
     ],
 )
-def test_faults_name_their_key(changes: dict[str, Any], said: str) -> None:
+def test_faults_name_their_key(changes: dict[str, Any], message: str) -> None:
     faults = options(**changes)[1]
-    assert len(faults) == 1 and said in faults[0]
+    assert len(faults) == 1 and message in faults[0]
 
 
 def test_a_cell_has_the_run_s_config_less_what_it_sets_itself(

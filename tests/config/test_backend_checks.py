@@ -56,8 +56,8 @@ def test_options_that_mindformers_lacks(faults: Faults, settings: list[str], exp
     ],
 )
 def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:
-    said = faults("model=tiny_llama", "backend=mindformers", *line)
-    assert f"backend=mindformers is not available with {line[0]}" in said
+    errors = faults("model=tiny_llama", "backend=mindformers", *line)
+    assert f"backend=mindformers is not available with {line[0]}" in errors
 
 
 EXPORT = ("run_mode=export", "model=tiny_bloom", "backend=mindformers")
@@ -100,8 +100,8 @@ def test_options_that_mindformers_exports(resolve: Resolve) -> None:
 
 def test_a_release_without_mindformers(faults: Faults, resolve: Resolve) -> None:
     line = ("model=tiny_llama", "predict_data=x", "mindformers.release=1.9.0")
-    said = faults(*line)
-    assert "mindformers.release=1.9.0 has an effect only with backend=mindformers" in said
+    errors = faults(*line)
+    assert "mindformers.release=1.9.0 has an effect only with backend=mindformers" in errors
     assert resolve(*line, "compare_backend=mindformers").run_mode == "predict"
 
 
@@ -230,9 +230,9 @@ def test_backends_without_adapters(faults: Faults, settings: list[str], expected
 
 @pytest.mark.parametrize("run_mode", ["bench", "chat", "export", "serve"])
 def test_other_run_modes_compare_nothing(faults: Faults, run_mode: str) -> None:
-    said = faults(f"run_mode={run_mode}", "model=tiny_llama", "compare_backend=mslite")
-    assert f"compare_backend has no effect with run_mode={run_mode}" in said
-    assert all(name in said for name in ("run_mode=eval", "predict", "slora"))
+    errors = faults(f"run_mode={run_mode}", "model=tiny_llama", "compare_backend=mslite")
+    assert f"compare_backend has no effect with run_mode={run_mode}" in errors
+    assert all(name in errors for name in ("run_mode=eval", "predict", "slora"))
 
 
 TINY = "model=tiny_llama"

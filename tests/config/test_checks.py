@@ -337,8 +337,8 @@ def test_a_placeholder_of_omegaconf_is_no_value(faults: Faults, key: str, tmp_pa
 
 
 def test_heads_that_are_normed_together_are_of_one_rank(faults: Faults) -> None:
-    said = faults("model=olmo2_1b", "predict_data=hi", "load_checkpoint=random", "parallel=tp2")
-    assert "got 2, expected 1: olmo2 normalizes queries and keys over all heads" in said
+    errors = faults("model=olmo2_1b", "predict_data=hi", "load_checkpoint=random", "parallel=tp2")
+    assert "got 2, expected 1: olmo2 normalizes queries and keys over all heads" in errors
 
 
 def test_ranks_that_share_a_model_do_not_look_up_by_default(resolve: Resolve) -> None:

@@ -96,7 +96,7 @@ def test_choices_that_an_answer_cannot_be(
     assert expected in faults(*run, "guided_choice=[a,'']")
     assert expected in faults(*run, "guided_choice=[]")
     resolve(*run, "guided_choice=[a]", "min_new_tokens=0")
-    said = faults(*run, "guided_choice=[a]", "min_new_tokens=1")
-    assert "min_new_tokens=1 cannot be combined with guided_choice" in said
-    said = faults(*run, "guided_choice=[a]", "num_beams=2")
-    assert "num_beams=2 cannot be combined with guided_choice" in said
+    errors = faults(*run, "guided_choice=[a]", "min_new_tokens=1")
+    assert "min_new_tokens=1 cannot be combined with guided_choice" in errors
+    errors = faults(*run, "guided_choice=[a]", "num_beams=2")
+    assert "num_beams=2 cannot be combined with guided_choice" in errors

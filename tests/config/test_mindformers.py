@@ -130,10 +130,10 @@ def test_the_settings_of_a_card(resolve: Resolve, faults: Faults, file: Callable
     settings = {"precision_mode": "must_keep_origin_dtype", "jit_compile": True}
     assert AscendSettings.of(context) == AscendSettings("3.5GB", settings)
     for size in ("58", "0GB", "58gb", "x"):
-        said = faults(*typed, f"context.max_device_memory={size}")
-        assert "expected gigabytes as 58GB or 3.5GB" in said
-    said = faults(*typed, "context.ascend_config.precision_mod=x")
-    assert "MindSpore has no such setting of Ascend; did you mean precision_mode?" in said
+        errors = faults(*typed, f"context.max_device_memory={size}")
+        assert "expected gigabytes as 58GB or 3.5GB" in errors
+    errors = faults(*typed, "context.ascend_config.precision_mod=x")
+    assert "MindSpore has no such setting of Ascend; did you mean precision_mode?" in errors
 
 
 def test_the_command_line_wins_over_the_file(resolve: Resolve, file: Callable[..., str]) -> None:

@@ -72,8 +72,8 @@ def test_others_that_would_change_tokens_are_refused(faults: Faults, line: Line)
     for name, value in wrong.items():
         assert f"tokenizer.{name}: " in faults(*line({"type": "LlamaTokenizer", name: value}))
     merges = {"vocab_file": "a/vocab.json", "merges_file": "b/merges.txt"}
-    said = faults(*line({"type": "GPT2Tokenizer", **merges}))
-    assert "expected merges.txt beside a/vocab.json" in said
+    errors = faults(*line({"type": "GPT2Tokenizer", **merges}))
+    assert "expected merges.txt beside a/vocab.json" in errors
 
 
 def test_keys_of_a_model_are_refused_unless_neutral(

@@ -155,7 +155,7 @@ def test_its_experts_are_those_of_a_mixtral(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("num_experts_chosen: 2", "num_experts_chosen: 1", "chosen: got 1, expected 2 or more"),
         ("  num_experts_chosen: 2\n", "", "num_experts_chosen: got 1, expected 2 or more"),
@@ -173,9 +173,9 @@ def test_its_experts_are_those_of_a_mixtral(
     ],
 )
 def test_experts_unlike_a_mixtral_are_refused(
-    old: str, new: str, said: str, faults: Callable[..., str], written: Callable[..., tuple]
+    old: str, new: str, message: str, faults: Callable[..., str], written: Callable[..., tuple]
 ) -> None:
-    assert said in faults(*written(old, new))
+    assert message in faults(*written(old, new))
 
 
 def test_the_weights_that_a_file_names(resolve: Resolve, tmp_path: Path) -> None:

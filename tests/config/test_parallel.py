@@ -67,11 +67,11 @@ def test_more_threads_than_cpus_are_noted(
     monkeypatch.setattr(environment, "cores", lambda processes=1: max(1, 2 // processes))
     for argv in ([], ["context.threads=2"], ["parallel=tp2", "context.threads=1"]):
         assert notes(*TINY, *argv) == [], argv
-    (told,) = notes(*TINY, "context.threads=9")
+    (note,) = notes(*TINY, "context.threads=9")
     monkeypatch.setenv("RANK_ID", "0")  # left over: this process is in no job
-    assert notes(*TINY, "context.threads=9") == [told]
-    assert told.startswith("context.threads=9: this process may use 2 CPU(s)")
-    assert told.endswith("-> context.threads=2, or leave it out")
-    (told,) = notes(*TINY, "parallel=tp2", "context.threads=2")
-    assert told.startswith("context.threads=2 of each of 2 ranks: this process may use 2 CPU(s)")
-    assert told.endswith("-> context.threads=1, or leave it out")
+    assert notes(*TINY, "context.threads=9") == [note]
+    assert note.startswith("context.threads=9: this process may use 2 CPU(s)")
+    assert note.endswith("-> context.threads=2, or leave it out")
+    (note,) = notes(*TINY, "parallel=tp2", "context.threads=2")
+    assert note.startswith("context.threads=2 of each of 2 ranks: this process may use 2 CPU(s)")
+    assert note.endswith("-> context.threads=1, or leave it out")

@@ -96,7 +96,7 @@ def test_ranks_say_what_one_process_says(folder: Path, job: str, engine: str) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ([], "exported for 2 ranks that share the model, got model_parallel=1"),
         (["parallel=dp2tp2"], "data_parallel and model_parallel above 1 together need backend=ms"),
@@ -107,14 +107,14 @@ def test_ranks_say_what_one_process_says(folder: Path, job: str, engine: str) ->
 def test_ranks_and_exports_that_do_not_match(
     folder: Path,
     settings: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     given = [] if "run_mode=export" in settings else [*PROMPTS, "infer.model_dir=x"]
     refused([*MODEL, "backend=mslite", *given, *settings], 2)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_graphs_for_ascend_call_its_own_collectives(folder: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_runner_error_keeps_its_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("import os; os.abort()", "was killed by SIGABRT"),
         ("import os; os.kill(os.getpid(), 63)", "was killed by signal 63"),
@@ -60,10 +60,10 @@ def test_a_runner_error_keeps_its_hint() -> None:
     ],
 )
 def test_a_crash_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     answers(tmp_path, monkeypatch, code)
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         probe.ask("operators", 60)
 
 

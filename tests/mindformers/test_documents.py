@@ -396,8 +396,8 @@ def test_a_chat_asks_when_its_questions_are_answered(ran: Path) -> None:
     config.seq_length = 256
     model = BloomLMHeadModel(config)
     prompts = [ALPACA.format(question) for question in QUESTIONS]
-    made = texts(model, prompts, max_length=256, eos_token_id=2)
-    assert out == lines(made) + "please input your question: "
+    drawn = texts(model, prompts, max_length=256, eos_token_id=2)
+    assert out == lines(drawn) + "please input your question: "
 
 
 def test_a_script_with_flags_prints_its_config_and_its_texts(ran: Path) -> None:

@@ -141,11 +141,11 @@ def test_run_mindformer_answers_as_mindformers_does(run: Run, tmp_path: Path) ->
     script = str(ROOT / "run_mindformer.py")
     done = run(script, *prompts, *rows)
     assert done.returncode == 0, done.stderr
-    made = [ast.literal_eval(line) for line in done.stdout.splitlines()]
-    assert [len(one["text_generation_text"]) for one in made] == [2, 2]
-    assert all(text[:1] == "a" for text in made[0]["text_generation_text"])
+    answers = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert [len(one["text_generation_text"]) for one in answers] == [2, 2]
+    assert all(text[:1] == "a" for text in answers[0]["text_generation_text"])
     found = tmp_path / "here/text_generation_result.txt"
-    assert ast.literal_eval(found.read_text("utf-8")) == made
+    assert ast.literal_eval(found.read_text("utf-8")) == answers
     latest = tmp_path / "here/outputs/latest/text_generation_result.txt"
     assert latest.read_text("utf-8") == found.read_text("utf-8")
 

@@ -100,7 +100,7 @@ def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"vocab_size": 99}, r"expected logits \[2, 99\]"),
         ({"hidden_size": 96}, "hidden_size: got 32, expected 96"),
@@ -112,10 +112,10 @@ def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
     ],
 )
 def test_a_pair_of_another_model(
-    exported: Callable[..., Export], sizes: Mapping[str, Any], said: str
+    exported: Callable[..., Export], sizes: Mapping[str, Any], message: str
 ) -> None:
     one = exported("llama")
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=message):
         foreign_manifest(paths(one), resized(one[0], **sizes), "other")
 
 

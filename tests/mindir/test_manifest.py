@@ -104,7 +104,7 @@ BLOCK = ("model", *BLOCKS)
 
 
 @each(
-    ("how", "told"),
+    ("how", "message"),
     [
         (FILE(True), "graphs.model.file: got true, expected a string"),
         (FILE("a\0b"), "graphs.model.file"),
@@ -147,12 +147,12 @@ BLOCK = ("model", *BLOCKS)
         (set_("unknown")(1), "unknown: no such key"),
     ],
 )
-def test_errors_are_named(folder: Path, tmp_path: Path, how: Change, told: str) -> None:
+def test_errors_are_named(folder: Path, tmp_path: Path, how: Change, message: str) -> None:
     folder = Path(shutil.copytree(folder, Path(mkdtemp(dir=tmp_path), "x")))
     change(folder, how)
     with pytest.raises(ArtifactError) as error:
         read_manifest(folder)
-    assert told in error.value.message
+    assert message in error.value.message
     assert str(folder / MANIFEST) in error.value.message
     assert error.value.hint == "export the model again" and error.value.exit_code == 4
 
@@ -173,7 +173,7 @@ def test_the_checksum_finds_every_edit(folder: Path, how: Change) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "how", "told"),
+    ("layout", "how", "message"),
     [
         ("static_pair", set_("model", "hidden_size")(128), "hidden_size: got"),
         ("static_pair", set_(*BLOCK, "layers")(1), "num_layers: got 2, expected 1"),
@@ -188,11 +188,11 @@ def test_the_checksum_finds_every_edit(folder: Path, how: Change) -> None:
     ],
 )
 def test_numbers_are_held_against_the_graph(
-    artifact: Callable[[Layout], Path], tmp_path: Path, layout: Layout, how: Change, told: str
+    artifact: Callable[[Layout], Path], tmp_path: Path, layout: Layout, how: Change, message: str
 ) -> None:
     folder = Path(shutil.copytree(artifact(layout), tmp_path / layout))
     change(folder, how)
-    with pytest.raises(ArtifactError, match=told):
+    with pytest.raises(ArtifactError, match=message):
         opened(folder)
 
 
@@ -348,7 +348,7 @@ SCALING: Any = {"type": "linear", "factor": 2.0, ORIGINAL: 8}
 
 
 @each(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ((*BLOCKS, "layers"), 10**12, "layers"),
         (("hidden_size",), 0, "hidden_size"),
@@ -366,13 +366,13 @@ SCALING: Any = {"type": "linear", "factor": 2.0, ORIGINAL: 8}
         (("more",), 1, "more"),
     ],
 )
-def test_sizes_that_no_model_has(path: tuple[Any, ...], value: object, told: str) -> None:
+def test_sizes_that_no_model_has(path: tuple[Any, ...], value: object, message: str) -> None:
     plain: Any = json.loads(json.dumps(serialize(reference_model("llama"))))
     inside = plain
     for one in path[:-1]:
         inside = inside[one]
     inside[path[-1]] = value
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         from_plain(plain)
 
 

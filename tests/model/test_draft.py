@@ -70,10 +70,10 @@ def test_memory_of_both_is_planned() -> None:
 
 def test_another_vocabulary_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     refused([*TINY, "draft_model=smollm2_135m", "dry_run=true"], 2)
-    assert "draft_model: " in (said := capsys.readouterr().err)
-    assert "has another vocabulary: " in said  # a token, where its files are in the cache
+    assert "draft_model: " in (stderr := capsys.readouterr().err)
+    assert "has another vocabulary: " in stderr  # a token, where its files are in the cache
     named = "token 0 is '<|endoftext|>', expected 'Ā' as in the built-in byte tokenizer"
-    assert "49152 tokens, expected 320" in said or named in said
+    assert "49152 tokens, expected 320" in stderr or named in stderr
     refused([*TINY, "draft_model=nowhere"], 4)
     assert "draft_model=nowhere: " in capsys.readouterr().err
 

@@ -121,8 +121,8 @@ def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixtu
         )
         assert graphs_in(foreign) == given.graphs
     (foreign / "x_prefill_seq1024_bs1_graph.mindir").touch()
-    said = refusal(*TINY, *pair(foreign, "x_prefill_seq1024_bs1"))
-    assert "but both x_prefill_seq1024_bs1.mindir and x_prefill_seq1024_bs1_graph.mindir" in said
+    error = refusal(*TINY, *pair(foreign, "x_prefill_seq1024_bs1"))
+    assert "but both x_prefill_seq1024_bs1.mindir and x_prefill_seq1024_bs1_graph.mindir" in error
 
 
 def test_a_manifest_counts_for_the_files_it_names(ours: Path) -> None:
@@ -198,7 +198,7 @@ def test_two_yaml_files_in_a_folder_end_in_4(
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         ((), "no MindIR"),
         (("x.ms",), "a .ms, but no manifest.json"),
@@ -209,12 +209,12 @@ def test_two_yaml_files_in_a_folder_end_in_4(
         (("a.mindir", "b.mindir", "c.mindir"), "got 3 MindIR files"),
     ],
 )
-def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
+def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     folder = tmp_path / "a_prefill_graph.mindir"
     folder.mkdir()
     for name in names:
         (folder / name).touch()
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=message):
         graphs_in(folder)
 
 

@@ -71,8 +71,8 @@ def test_structs_are_those_of_the_operators(tmp_path: Path) -> None:
     program = tmp_path / "told"
     command = [COMPILER, "-std=c++17", "-Wall", "-Werror", f"-I{SOURCES}", source, "-o", program]
     subprocess.run(command, check=True)
-    told = subprocess.run([program], check=True, capture_output=True, encoding="utf-8").stdout
-    assert dict(zip(expected, map(int, told.split()), strict=True)) == expected
+    stdout = subprocess.run([program], check=True, capture_output=True, encoding="utf-8").stdout
+    assert dict(zip(expected, map(int, stdout.split()), strict=True)) == expected
 
 
 @each("struct", STRUCTS)

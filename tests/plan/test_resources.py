@@ -280,7 +280,7 @@ def test_a_model_beyond_the_memory_is_not_fetched(
 ) -> None:
     words = ["model=auto", "load_checkpoint=hf://owner/name", *settings.split()]
     assert main(words) == 3
-    assert "error: memory: " in (said := capsys.readouterr().err), said
+    assert "error: memory: " in (stderr := capsys.readouterr().err), stderr
     assert not any(path.endswith(WEIGHTS) for path in hub.files_asked)
 
 
@@ -344,6 +344,6 @@ def test_memory_for_mindformers_is_checked_before_any_of_it_starts(
     # Of several the sum; what one process has taken already is part of its own need.
     for ranks, expected in (([], "memory: the run needs "), (TWO_RANKS, "memory: 2 ranks ")):
         assert main([*MINDFORMERS, "predict_data=[hi,there]", *ranks]) == 3
-        told = capsys.readouterr().err
-        assert expected in told and "100.0 MB is free" in told, told
-        assert "load MindFormers" not in told
+        stderr = capsys.readouterr().err
+        assert expected in stderr and "100.0 MB is free" in stderr, stderr
+        assert "load MindFormers" not in stderr

@@ -65,7 +65,7 @@ def test_dry_run_names_every_cell(run: Run, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["bench.new=1"], "bench.new: got 1, expected"),
         (["bench.batch=[]"], "bench.batch: got [], expected at least one value"),
@@ -81,9 +81,9 @@ def test_dry_run_names_every_cell(run: Run, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_unmeasurable_cells_are_refused(
-    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert said in refused(capsys, *ONE, *arguments)
+    assert message in refused(capsys, *ONE, *arguments)
 
 
 def test_errors_of_cells_are_reported_in_their_rows(
@@ -92,8 +92,7 @@ def test_errors_of_cells_are_reported_in_their_rows(
     grid = ["bench.quant=[none,a16w9]", "bench.backend=[ms,mslite]"]
     assert "bench.quant" in refused(capsys, *ONE, *grid)
     grid = ["bench.quant=[none,a16w8]", "backend=mslite", "bench.backend=[ms,mslite]"]
-    said = refused(capsys, *ONE, *grid, "engine=lite", "dry_run=true", code=0)
-    assert said == ""
+    assert refused(capsys, *ONE, *grid, "engine=lite", "dry_run=true", code=0) == ""
 
 
 def test_a_cell_that_fails_fails_the_run_when_all_is_written(
@@ -103,8 +102,8 @@ def test_a_cell_that_fails_fails_the_run_when_all_is_written(
         return Cell(settings=job.settings, error="no memory"), ""
 
     monkeypatch.setattr("lite_runner.bench.bench._measured", measured)
-    said = refused(capsys, *ONE, code=1)
-    assert "error: 1 of 1 cells failed" in said and "bench.md says why" in said
+    error = refused(capsys, *ONE, code=1)
+    assert "error: 1 of 1 cells failed" in error and "bench.md says why" in error
     result = json.loads(Path("outputs/latest/result.json").read_text())
     assert (result["engine"], result["bench"]["cells"][0]["error"]) == ("none", "no memory")
     assert "no memory" in Path("outputs/latest/bench.md").read_text()

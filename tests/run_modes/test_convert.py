@@ -133,7 +133,7 @@ def test_a_broken_file_is_reported_before_a_missing_tokenizer(
     write_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_tiny_llama("model")
-    for name, content, told in (
+    for name, content, message in (
         ("model.ckpt", b"\x0a\x05hello", "not a valid MindSpore checkpoint"),
         ("model.safetensors", b"no", "not a valid safetensors file"),
         ("model.pt", b"\x80\x04\x95 not ours", "a pickle"),
@@ -141,7 +141,7 @@ def test_a_broken_file_is_reported_before_a_missing_tokenizer(
         (folder / name).write_bytes(content)
         refused(["model=auto", f"load_checkpoint={folder / name}", "predict_data=hi"], 4)
         captured = capsys.readouterr().err
-        assert told in captured and "tokenizer" not in captured
+        assert message in captured and "tokenizer" not in captured
 
 
 def test_a_checkpoint_without_a_tokenizer_converts(write_tiny_llama: Callable[..., Path]) -> None:

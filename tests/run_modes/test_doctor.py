@@ -111,9 +111,9 @@ def test_dry_run_names_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_keys_of_other_run_modes_have_no_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("predict_data=hi", "output_format=jsonl") == 2
-    said = capsys.readouterr().err
-    assert "predict_data has no effect with run_mode=doctor" in said
-    assert "output_format: got 'jsonl', expected one of text, json" in said
+    stderr = capsys.readouterr().err
+    assert "predict_data has no effect with run_mode=doctor" in stderr
+    assert "output_format: got 'jsonl', expected one of text, json" in stderr
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

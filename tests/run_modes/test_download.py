@@ -41,21 +41,22 @@ def test_runs_of_what_was_downloaded_need_no_network(
 ) -> None:
     words = ["model=hf://owner/name", "adapter_path=hf://owner/adapter"]
     assert main(["run_mode=download", *words]) == 0
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
-        "ready" in told and f"of {(tmp_path / 'cache').resolve()}/hub/models--owner--adap" in told
+        "ready" in stdout
+        and f"of {(tmp_path / 'cache').resolve()}/hub/models--owner--adap" in stdout
     )
     assert not (tmp_path / "outputs").exists()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert main(["run_mode=download", *words]) == 0
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == stdout
 
 
 def test_a_dry_run_fetches_nothing(hub: Behaviour, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run_mode=download", "model=tiny_llama", "dry_run=true"]
     assert main([*words, "load_checkpoint=hf://owner/name"]) == 0
-    told = capsys.readouterr().out
-    assert "would be fetched" in told and "downloads" in told and "ready" not in told
+    stdout = capsys.readouterr().out
+    assert "would be fetched" in stdout and "downloads" in stdout and "ready" not in stdout
     assert not hub.files_asked
 
 

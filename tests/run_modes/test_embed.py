@@ -58,7 +58,7 @@ def test_files_of_vectors(resolve: Callable[..., embed.Config]) -> None:
 
 @pytest.mark.usefixtures("texts")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["embed_output=out.bin"], "a file with the suffix .npy or .jsonl"),
         (["embed_output=out.npy", "temperature=1"], "temperature=1"),
@@ -71,9 +71,9 @@ def test_files_of_vectors(resolve: Callable[..., embed.Config]) -> None:
     ],
     ids=str,
 )
-def test_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("texts.npy").touch()
     chat = {"messages": [{"role": "user", "content": "a"}]}
     Path("chat.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps(chat))
     assert run(*arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

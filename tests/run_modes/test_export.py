@@ -87,9 +87,9 @@ def test_weights_of_16_bits_offline(run: Run, capsys: pytest.CaptureFixture[str]
     online = run(*half)
     capsys.readouterr()
     offline = run(*half, "backend=mslite")
-    told = capsys.readouterr().err
-    assert "exporting it first" in told
-    assert told.count("compute in float32 on a CPU, with weights rounded to bfloat16") == 1
+    stderr = capsys.readouterr().err
+    assert "exporting it first" in stderr
+    assert stderr.count("compute in float32 on a CPU, with weights rounded to bfloat16") == 1
     assert tokens(offline) == tokens(online)
 
 
@@ -401,7 +401,7 @@ def test_integers_are_not_exported(run: Run, capsys: pytest.CaptureFixture[str])
         ["engine=graph-cell", "load_checkpoint=q", *PREDICT],
     ):
         refused([model, *words], 2)
-        said = capsys.readouterr().err
-        assert "graphs compute with floats" in said and "backend=native" in said, words
-        assert "load tiny_llama" not in said
+        stderr = capsys.readouterr().err
+        assert "graphs compute with floats" in stderr and "backend=native" in stderr, words
+        assert "load tiny_llama" not in stderr
     run(model, "load_checkpoint=q", "backend=native", *PREDICT)

@@ -109,9 +109,9 @@ def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     # Of all examples, after the update: what the next step says of them before it.
     assert evaluated[2] == pytest.approx(metrics()[2]["loss"], rel=1e-5)
     best = min(evaluated, key=lambda step: evaluated[step])
-    said = capsys.readouterr().err
-    assert f"wrote out/best: step {best}, whose evaluation loss of {evaluated[best]:.4f}" in said
-    assert "loss 5." in said and "█" in said
+    stderr = capsys.readouterr().err
+    assert f"wrote out/best: step {best}, whose evaluation loss of {evaluated[best]:.4f}" in stderr
+    assert "loss 5." in stderr and "█" in stderr
     names = {file.name.partition(".out.")[0] for file in Path("outputs/latest").iterdir()}
     assert {"loss.png", "loss.svg", "events", "metrics.jsonl"} <= names
     assert Path("out/best/adapter_config.json").is_file()
@@ -186,12 +186,12 @@ def test_the_whole_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_says_tokens_steps_memory_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["finetune.steps=6", "finetune_output=adapter", "dry_run=true"]
     assert main([*RUN, *given]) == 0
-    said = capsys.readouterr().out
-    assert "4 of 4 examples, 36 tokens, 24 of them targets" in said
-    assert "6 of 4 examples, 6.00 epochs, about 216 tokens" in said
-    assert "memory" in said
+    stdout = capsys.readouterr().out
+    assert "4 of 4 examples, 36 tokens, 24 of them targets" in stdout
+    assert "6 of 4 examples, 6.00 epochs, about 216 tokens" in stdout
+    assert "memory" in stdout
     estimate = r"about \d+ s, an estimate: [\d.]+ GFLOP of matrix products, at the \d+ GFLOP/s"
-    assert re.search(estimate, said)
+    assert re.search(estimate, stdout)
     assert not Path("adapter").exists()
 
 
@@ -223,7 +223,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["finetune.data="], "finetune.data is empty"),
         (["finetune.data=none.jsonl"], "finetune.data: no file none.jsonl"),
@@ -249,10 +249,10 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
     ],
 )
 def test_runs_that_cannot_be(
-    changes: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    changes: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused([*RUN, "finetune.steps=8", "finetune_output=out", *changes], 2)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_normed_head_is_not_trained(capsys: pytest.CaptureFixture[str]) -> None:

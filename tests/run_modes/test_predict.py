@@ -193,12 +193,12 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
     assert sum(timing[part] for part in parts) <= whole
 
 
-@pytest.mark.parametrize(("new", "said"), [(1, "1 token, "), (2, "2 tokens, ")])
-def test_the_last_line_sums_up(capsys: pytest.CaptureFixture[str], new: int, said: str) -> None:
+@pytest.mark.parametrize(("new", "message"), [(1, "1 token, "), (2, "2 tokens, ")])
+def test_the_last_line_sums_up(capsys: pytest.CaptureFixture[str], new: int, message: str) -> None:
     options = [f"max_new_tokens={new}", "eos_token_id=[]"]
     assert main(["model=tiny_gpt2", "predict_data=hi", *options]) == 0
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(said) and "results in " in last
+    assert last.startswith(message) and "results in " in last
 
 
 def test_not_a_number_ends_in_1_with_the_step(
@@ -272,8 +272,8 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stderr is not None
-    said = iter(process.stderr.readline, "waiting\n")
-    assert all(said)  # "" is the end of a run that did not come to wait
+    lines = iter(process.stderr.readline, "waiting\n")
+    assert all(lines)  # "" is the end of a run that did not come to wait
     process.send_signal(signal.SIGINT)
     text, errors = process.communicate()
     result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))

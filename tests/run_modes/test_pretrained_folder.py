@@ -89,7 +89,7 @@ def test_a_folder_that_says_nothing_is_named(
     (tmp_path / "model/config.json").unlink()
     flags = ["--config", config, "--predict_data", "hi", f"output_dir={tmp_path / 'out'}"]
     refused([*flags, "--load_checkpoint", "random"], 4)
-    assert "pretrained_model_dir" in (said := capsys.readouterr().err) and "config.json" in said
+    assert "pretrained_model_dir" in (stderr := capsys.readouterr().err) and "config.json" in stderr
     refused([*flags, "--pretrained_model_dir", str(tmp_path / "none")], 4)
     assert "pretrained_model_dir: " in capsys.readouterr().err
 
@@ -101,8 +101,8 @@ def test_a_yaml_for_ascend_says_what_runs_it_here(
     # Before anything is read: neither the folder nor the checkpoint is looked for.
     shutil.rmtree(tmp_path / "model")
     refused([*flags, "--device_target", "Ascend", "--use_parallel", "True"], 3)
-    said = capsys.readouterr().err
-    assert "context.device_target=CPU" in said and "use_parallel=false" in said
+    stderr = capsys.readouterr().err
+    assert "context.device_target=CPU" in stderr and "use_parallel=false" in stderr
 
 
 def test_a_short_context_is_no_fault_of_the_defaults(write_tiny_llama: WriteModel) -> None:

@@ -68,9 +68,9 @@ def test_a_written_checkpoint_runs_as_one_rounded_while_loading(
     expected = ids(*source, "quant=a16w4", backend)
     capsys.readouterr()
     assert ids(*one_layer, "load_checkpoint=q", "verbosity=1", backend) == expected
-    told = capsys.readouterr().err
-    assert "matrices as the checkpoint holds them" in told
-    assert ("fall back to dequantized weights" in told) == (backend == "backend=ms")
+    stderr = capsys.readouterr().err
+    assert "matrices as the checkpoint holds them" in stderr
+    assert ("fall back to dequantized weights" in stderr) == (backend == "backend=ms")
     # Converted, it is a plain checkpoint of those floats.
     convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]
     assert main(["verbosity=0", *one_layer, *convert]) == 0
@@ -84,10 +84,10 @@ def test_a_written_checkpoint_runs_as_one_rounded_while_loading(
 
 def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     quantized(*TINY, "verbosity=1", quant="a16w8")
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     size = Path("q/model.safetensors").stat().st_size
-    assert "quant=a16w8:" in told and "rounded as they are read" in told
-    assert "wrote q: " in told and "as float32, 3." in told
+    assert "quant=a16w8:" in stderr and "rounded as they are read" in stderr
+    assert "wrote q: " in stderr and "as float32, 3." in stderr
     result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
     assert result["run_mode"] == "quantize" and 0 < size < 300_000
 
@@ -345,9 +345,9 @@ def test_a_gguf_file_is_written(kind: str, capsys: pytest.CaptureFixture[str]) -
     source = ["model=auto", "load_checkpoint=tiny.gguf"]
     asked = [f"quantize.format={kind}", "quantize_output=x.gguf"]
     assert main([*QUANTIZE, *source, *asked, "verbosity=1"]) == 0
-    told = capsys.readouterr().err
-    assert "wrote x.gguf: " in told
-    assert "nearest integers, on text that it did not see, with inputs of 16 bits: perp" in told
+    stderr = capsys.readouterr().err
+    assert "wrote x.gguf: " in stderr
+    assert "nearest integers, on text that it did not see, with inputs of 16 bits: perp" in stderr
     measured = json.loads(Path("x.gguf.files/receipt.json").read_text())["held_out"]
     assert 0 <= measured["mean_kl"] < (0.1 if kind == "Q8_0" else 3)
     written = ["model=auto", "load_checkpoint=x.gguf"]

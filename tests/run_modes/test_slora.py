@@ -188,8 +188,8 @@ def test_rounded_adapters_take_half_the_memory(
     assert main([*BASE, *options, "adapter_dtype=bf16", "dry_run=true"]) == 0
     assert f"adapters      {readable(pools[1])} for those" in capsys.readouterr().out
     refused([*BASE, *options, "adapter_dtype=bf16", "backend=ms"], 2)
-    told = capsys.readouterr().err
-    assert "adapter_dtype=bf16 needs backend=native" in told and "backend=native can" in told
+    stderr = capsys.readouterr().err
+    assert "adapter_dtype=bf16 needs backend=native" in stderr and "backend=native can" in stderr
 
 
 def test_beams_and_completions_keep_their_adapter(adapters: str, run: Run) -> None:
@@ -249,9 +249,9 @@ def test_two_ranks_give_the_tokens_of_one(
     # What each of them holds is known before, and counts where memory is short.
     capsys.readouterr()
     assert main([*BASE, *options, "parallel=tp2", "dry_run=true"]) == 0
-    told = re.search(r"x 11 tokens, (\S+ kB) of adapters\n", capsys.readouterr().out)
-    assert told is not None
-    each = told[1]
+    pool = re.search(r"x 11 tokens, (\S+ kB) of adapters\n", capsys.readouterr().out)
+    assert pool is not None
+    each = pool[1]
     monkeypatch.setattr(memory, "free_memory", lambda: 0)
     refused([*BASE, *options, "parallel=tp2"], 3)
     assert f", adapters {each}, the process" in capsys.readouterr().err

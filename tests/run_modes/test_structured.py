@@ -151,9 +151,9 @@ def test_without_the_package_the_command_that_installs_it_is_told(
     monkeypatch.setattr(environment, "remembered", lambda key, state, make: make())
     monkeypatch.setattr(environment, "unmet", lambda extra="": {missing: None} if extra else {})
     assert main(["model=tiny_llama", "predict_data=x", "guided_regex=a"]) == 3
-    told = capsys.readouterr().err
-    assert "llguidance is not installed" in told
-    assert f'{sys.executable} -m pip install "llguidance>=1.5"' in told
+    stderr = capsys.readouterr().err
+    assert "llguidance is not installed" in stderr
+    assert f'{sys.executable} -m pip install "llguidance>=1.5"' in stderr
     run("model=tiny_llama", "predict_data=x", "max_new_tokens=2")  # needs none
 
 

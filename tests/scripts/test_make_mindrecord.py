@@ -49,6 +49,6 @@ def test_an_error_names_the_flag(source: Path, capsys: pytest.CaptureFixture[str
     flags = ["--output_path", "out", "--seq_length=2", "--model=tiny_llama"]
     flags.append("load_checkpoint=random")
     assert make_mindrecord.main(["--input_dataset_file", str(source), *flags]) == 2
-    said = capsys.readouterr().err
-    assert "--input_dataset_file: " in said and "finetune.data" not in said
-    assert "of 3 examples 3 have no target within 2 tokens" in said and "--seq_length" in said
+    stderr = capsys.readouterr().err
+    assert "--input_dataset_file: " in stderr and "finetune.data" not in stderr
+    assert "of 3 examples 3 have no target within 2 tokens" in stderr and "--seq_length" in stderr

@@ -198,8 +198,8 @@ def test_generate_custom_on_a_rank_table(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # MindSpore logs to the file that a rank's output goes to, at times in the middle of a line.
-    said = re.sub(r"\[INFO\] DISTRIBUTED\(.*\n?", "", done.stdout)
-    (printed,) = (line for line in said.splitlines() if line.startswith("['An incr"))
+    stdout = re.sub(r"\[INFO\] DISTRIBUTED\(.*\n?", "", done.stdout)
+    (printed,) = (line for line in stdout.splitlines() if line.startswith("['An incr"))
     alone = AutoModel.from_pretrained(
         "tiny_llama", checkpoint_name_or_path=tmp_path / "ckpt/rank_0"
     )

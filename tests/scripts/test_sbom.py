@@ -19,14 +19,14 @@ from tests.paths import ROOT
 def sbom(*words: str | Path) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "scripts/sbom.py"), *map(str, words)]
     done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
-    made: dict[str, Any] = json.loads(done.stdout)
-    refs = [one["bom-ref"] for one in (made["metadata"]["component"], *made["components"])]
-    assert len(refs) == len(set(refs)) and (made["bomFormat"], made["specVersion"]) == (
+    bom: dict[str, Any] = json.loads(done.stdout)
+    refs = [one["bom-ref"] for one in (bom["metadata"]["component"], *bom["components"])]
+    assert len(refs) == len(set(refs)) and (bom["bomFormat"], bom["specVersion"]) == (
         "CycloneDX",
         "1.6",
     )
-    assert {to for one in made["dependencies"] for to in (one["ref"], *one["dependsOn"])} <= {*refs}
-    return made
+    assert {to for one in bom["dependencies"] for to in (one["ref"], *one["dependsOn"])} <= {*refs}
+    return bom
 
 
 def test_a_wheel_runs_with_what_the_lock_has_above_its_tests(tmp_path: Path) -> None:

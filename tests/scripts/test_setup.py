@@ -171,8 +171,8 @@ def test_progress_while_pip_works(checkout: Path) -> None:
     ) as process:
         assert process.stderr is not None
         for step, line in enumerate(expected):
-            while not (said := process.stderr.readline()).startswith(line):
-                assert said, f"it never said {line}, ended with {process.wait()}"
+            while not (shown := process.stderr.readline()).startswith(line):
+                assert shown, f"it never said {line}, ended with {process.wait()}"
             (checkout / f"tell{step}").write_text("on\n")
         assert process.stderr.read().splitlines()[-1].startswith("set-up: done in ")
     assert process.returncode == 0
@@ -458,9 +458,9 @@ def test_tests_without_a_network_are_named(checkout: Path, tmp_path: Path) -> No
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
     done = run(*command, cwd=checkout, env=env)
     assert done.returncode == 0, done.stdout
-    told = done.stdout[done.stdout.index("left out: 2 tests, without a network") :]
+    report = done.stdout[done.stdout.index("left out: 2 tests, without a network") :]
     names = ["tests/test_some.py::test_model", "tests/test_some.py::test_yaml"]
-    assert told.splitlines()[1:3] == names
+    assert report.splitlines()[1:3] == names
     done = run(*command, "-m", "not network", cwd=checkout, env=env)
     assert "1 passed, 2 deselected" in done.stdout
 
@@ -482,12 +482,12 @@ def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, 
     done = run(*command, cwd=checkout, env=no_python)
     assert done.returncode == 0, done.stdout
     assert "1 passed, 3 skipped" in done.stdout
-    told = done.stdout[done.stdout.index("left out: 2 tests, without MindSpore Lite") :]
-    assert told.splitlines()[1:3] == [
+    report = done.stdout[done.stdout.index("left out: 2 tests, without MindSpore Lite") :]
+    assert report.splitlines()[1:3] == [
         f"tests/test_some.py::test_offline[{layout}]" for layout in "ab"
     ]
-    assert "MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none" in told
-    assert "pyenv install 3.7, or: conda create -n py37 python=3.7; then: make lite" in told
+    assert "MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none" in report
+    assert "pyenv install 3.7, or: conda create -n py37 python=3.7; then: make lite" in report
 
 
 @pytest.mark.parametrize(("target", "name"), MINDFORMERS)

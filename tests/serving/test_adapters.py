@@ -117,7 +117,7 @@ def test_loading_adapters_needs_a_key(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["serve.load_adapters=true"], "serve.load_adapters=true needs adapter_root="),
         (["serve.watch_adapters=nowhere"], "serve.watch_adapters: no folder nowhere"),
@@ -128,10 +128,10 @@ def test_loading_adapters_needs_a_key(start: Start) -> None:
     ],
 )
 def test_keys_that_need_others(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run_mode=serve", "model=tiny_llama", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def look(watch: FolderWatch, served: Served) -> None:
@@ -209,9 +209,9 @@ def test_a_failed_load_is_reported_once_and_retried(
     put(root / "a")  # the name of another adapter
     for _ in range(4):
         look(watch, served)
-    said = capsys.readouterr().err
-    assert said.count("adapter one: not loaded: broken: not whole") == 1
-    assert said.count("adapter a: not loaded: there is a model a already") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count("adapter one: not loaded: broken: not whole") == 1
+    assert stderr.count("adapter a: not loaded: there is a model a already") == 1
     assert read == ["one: broken"] and models(served) == ["base", "a"]
     put(root / "one")
     look(watch, served)

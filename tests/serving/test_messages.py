@@ -187,7 +187,7 @@ def test_options_have_the_meaning_of_chats(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "kind", "said"),
+    ("changes", "status", "kind", "message"),
     [
         ({"model": "none"}, 404, "not_found_error", "no model 'none'"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: missing"),
@@ -215,12 +215,12 @@ def test_options_have_the_meaning_of_chats(start: Start) -> None:
     ],
 )
 def test_errors_have_its_form(
-    start: Start, changes: dict[str, Any], status: int, kind: str, said: str
+    start: Start, changes: dict[str, Any], status: int, kind: str, message: str
 ) -> None:
     found, _, content = call(start_with(start, "Hello."), PATH, {**ASKED, **changes})
     error = json.loads(content)
     assert (found, error["type"], error["error"]["type"]) == (status, "error", kind)
-    assert said in error["error"]["message"]
+    assert message in error["error"]["message"]
 
 
 def test_the_key_may_be_in_its_header(start: Start) -> None:

@@ -99,8 +99,8 @@ def test_requests_by_the_name_of_their_key(start: Start, capfd: pytest.CaptureFi
         'lite_runner:generation_tokens_by_key_total{key="bob"} 3.0',
     ):
         assert f"\n{line}\n" in text
-    said = capfd.readouterr().err
-    assert "secret" not in text + said and "alice" not in said
+    stderr = capfd.readouterr().err
+    assert "secret" not in text + stderr and "alice" not in stderr
 
 
 def test_keys_and_their_names() -> None:

@@ -286,7 +286,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_ends(start: Start) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "param"),
+    ("changes", "message", "param"),
     [
         ({"top_n": 1}, "top_n: not supported", "top_n"),
         ({"background": True}, "background: not supported", "background"),
@@ -301,13 +301,13 @@ def test_the_oldest_turns_are_left_out_where_the_context_ends(start: Start) -> N
     ],
 )
 def test_errors_name_its_fields(
-    start: Start, changes: dict[str, Any], said: str, param: str
+    start: Start, changes: dict[str, Any], message: str, param: str
 ) -> None:
     served = start_with(start, "Hello.")
     status, _, content = call(served, PATH, {**ASKED, **changes})
     error = json.loads(content)["error"]
     assert status == 400 and error["type"] == "invalid_request_error"
-    assert said in error["message"] and error["param"] == param
+    assert message in error["message"] and error["param"] == param
 
 
 def test_an_error_on_the_way_is_the_last_event(

@@ -234,15 +234,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@each(("form", "param", "said"), REFUSED)
+@each(("form", "param", "message"), REFUSED)
 def test_unsupported_fields_are_refused_by_name(
-    served: Served, form: dict[str, Any], param: str, said: str
+    served: Served, form: dict[str, Any], param: str, message: str
 ) -> None:
     body = {"model": "base", "prompt": "x", **form}
     with pytest.raises(openai.BadRequestError) as raised:
         served.client.post("/completions", body=body, cast_to=object)
     assert raised.value.body["param"] == param
-    assert said in raised.value.body["message"]
+    assert message in raised.value.body["message"]
 
 
 HOSTILE: list[dict[str, Any]] = [

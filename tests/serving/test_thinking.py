@@ -162,9 +162,9 @@ def test_a_switch_that_a_template_lacks_is_refused(start: Start) -> None:
     asked(served, enable_thinking=True)
     why = "the model thinks, and its chat template has no switch for that"
     assert refused(served, enable_thinking=False) == f"enable_thinking: {why}"
-    said = refused(served, chat_template_kwargs={"enable_thinking": False})
+    error = refused(served, chat_template_kwargs={"enable_thinking": False})
     why = "the model's chat template does not read 'enable_thinking'"
-    assert said == f"chat_template_kwargs: {why}"
+    assert error == f"chat_template_kwargs: {why}"
     assert "messages is not a setting" in refused(served, chat_template_kwargs={"messages": []})
 
 

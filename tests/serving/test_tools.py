@@ -485,15 +485,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "param", "said"), REFUSED, ids=lambda one: str(one)[:50])
+@pytest.mark.parametrize(("changes", "param", "message"), REFUSED, ids=lambda one: str(one)[:50])
 def test_unsupported_fields_are_refused_by_name(
-    start: Start, changes: dict[str, Any], param: str, said: str
+    start: Start, changes: dict[str, Any], param: str, message: str
 ) -> None:
     served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["hermes"]))
     with pytest.raises(openai.BadRequestError) as raised:
         served.client.post("/chat/completions", body={**ASKED, **changes}, cast_to=object)
     assert raised.value.body["param"] == param
-    assert said in raised.value.body["message"]
+    assert message in raised.value.body["message"]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ Memory isn't enough and alloc failed, kernel name: 0_Default/Custom-op0, alloc s
 
 
 @each(
-    ("error", "said"),
+    ("error", "message"),
     [
         (MemoryError(), "MemoryError"),
         (MemoryError("Unable to allocate 3.00 GiB for an array"), "Unable to allocate 3.00 GiB"),
@@ -97,14 +97,14 @@ Memory isn't enough and alloc failed, kernel name: 0_Default/Custom-op0, alloc s
         (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
     ],
 )
-def test_failures_for_want_of_memory(error: Exception, said: str) -> None:
+def test_failures_for_want_of_memory(error: Exception, message: str) -> None:
     fault = memory.shortage_error(error)
     assert fault is not None and fault.exit_code == EXIT_ENVIRONMENT
-    assert said in fault.message and "dry_run=true" in fault.hint
+    assert message in fault.message and "dry_run=true" in fault.hint
     wrapped = ValueError("the graph cannot be run")
     wrapped.__cause__ = error
     found = memory.shortage_error(wrapped)
-    assert found is not None and said in found.message
+    assert found is not None and message in found.message
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_llama3_ranks_without_other_files(tmp_path: Path) -> None:
 def test_invalid_vocabularies_are_refused(folder: Path) -> None:
     path = folder / "tokenizer.model"
     good = path.read_text(encoding="ascii")
-    for text, said in (
+    for text, message in (
         (good + "YQ== x\n", "is not a token in base64 and its rank"),
         (good + "YWI 900\n", "is not base64"),
         (good + "YQ== 900\n", "repeats a token"),
@@ -219,7 +219,7 @@ def test_invalid_vocabularies_are_refused(folder: Path) -> None:
         (good[good.index("\n") + 1 :], "no token for 1 of 256 bytes"),
     ):
         path.write_text(text, encoding="ascii")
-        with pytest.raises(ArtifactError, match=said):
+        with pytest.raises(ArtifactError, match=message):
             load_tokenizer(folder, model_vocab=None)
     path.write_text(good, encoding="ascii")
     write_config(folder)

@@ -45,7 +45,7 @@ def test_target_modules(
 
 
 @pytest.mark.parametrize(
-    ("case", "targets", "said"),
+    ("case", "targets", "message"),
     [
         ("llama", ("lm_head",), "the embedding and the head are not trained as LoRA"),
         ("llama", ("embed_tokens",), "the embedding and the head are not trained as LoRA"),
@@ -55,9 +55,9 @@ def test_target_modules(
     ],
 )
 def test_modules_that_are_not_trained(
-    case: str, targets: str | tuple[str, ...] | None, said: str
+    case: str, targets: str | tuple[str, ...] | None, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         new_lora(reference_model(case), lora(targets), 0)
 
 

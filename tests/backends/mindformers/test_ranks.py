@@ -43,9 +43,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_a_processor_shares_no_model(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys)
-    assert "backend=mindformers, parallel_config.model_parallel=2: MindFormers leaves the" in said
-    assert "Invalid communication backend: CPU" in said and "backend=ms shares a model" in said
+    error = refused(capsys)
+    assert "backend=mindformers, parallel_config.model_parallel=2: MindFormers leaves the" in error
+    assert "Invalid communication backend: CPU" in error and "backend=ms shares a model" in error
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,9 @@ def test_the_release_of_a_model(case: str, use_past: bool, expected: str) -> Non
 def test_no_release_at_all() -> None:
     with pytest.raises(ConfigError) as caught:
         choose_release(reference_model("qwen3"), "small", wanted=None, use_past=False)
-    said = caught.value.message
-    assert "MindFormers 1.0.2 cannot compute small: it has no Qwen3Config" in said
-    assert "MindFormers 1.9.0 cannot compute small: it has no Qwen3Config" in said
+    message = caught.value.message
+    assert "MindFormers 1.0.2 cannot compute small: it has no Qwen3Config" in message
+    assert "MindFormers 1.9.0 cannot compute small: it has no Qwen3Config" in message
     llama = reference_model("llama_tied_mha")
     for given, words in (
         ({"use_past": True}, "1.9.0 cannot compute small: its cache needs operators of Ascend"),

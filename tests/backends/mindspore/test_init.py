@@ -55,9 +55,9 @@ def test_levers_are_those_that_help() -> None:
 def test_a_plan_for_a_device_that_is_not_here(dry: Dry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "ascend_devices", lambda: 0)
     ascend = ["context.device_target=Ascend", "model=llama2_7b", "predict_data=hi"]
-    told = dry(*ascend)
-    assert "13.5 GB as float16" in told
-    assert "needs 13.7 GB on each device; how much one has is not known here" in told
+    text = dry(*ascend)
+    assert "13.5 GB as float16" in text
+    assert "needs 13.7 GB on each device; how much one has is not known here" in text
     assert "3.4 GB as float16 in each rank" in dry(*ascend, "parallel=tp4")
     scored = dry(*ascend[:2], "run_mode=eval", f"eval_data={Path(__file__)}")
     assert "needs 13.7 GB on each device" in scored

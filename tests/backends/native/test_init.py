@@ -63,8 +63,8 @@ def test_the_bits_of_inputs_are_those_that_some_matrix_has(dry: Dry, tmp_path: P
     ):
         path = tmp_path / f"{kind}.gguf"
         write_model_gguf(path, REFERENCE / "llama", kind)
-        said = dry(f"model={path}", "predict_data=hi", *more)
-        assert f"{kind} as the file has them, inputs of {bits} bits" in said, (kind, more)
+        text = dry(f"model={path}", "predict_data=hi", *more)
+        assert f"{kind} as the file has them, inputs of {bits} bits" in text, (kind, more)
     mixed = tmp_path / "mixed.gguf"
     write_model_gguf(mixed, REFERENCE / "llama", "MXFP4", mixed={"up_proj": "Q8_0"})
     assert "MXFP4, Q8_0 as the file has them, inputs of 8 bits" in dry(
@@ -100,7 +100,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "code", "said"),
+    ("settings", "code", "message"),
     [
         (["backend=ms"], 2, "recurrent layers need backend=native"),
         (["backend=mslite"], 2, "recurrent layers need backend=native"),
@@ -113,12 +113,16 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_features_that_recurrent_layers_lack(
-    settings: list[str], code: int, said: str, hybrid: list[str], capsys: pytest.CaptureFixture[str]
+    settings: list[str],
+    code: int,
+    message: str,
+    hybrid: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("x.jsonl").write_text('{"text": "12"}\n')
     prompts = [] if "run_mode=finetune" in settings else ["predict_data=12"]
     refused([*hybrid, *prompts, *settings], code)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_states_of_slots_are_counted(hybrid: list[str], dry: Dry) -> None:
@@ -146,9 +150,9 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(memory, "free_memory", lambda: 600 * 10**6)
     monkeypatch.setattr(memory, "resident", lambda: 0)
     run = [*RANDOM, "predict_data=hi", "processor.tokenizer.type=ByteTokenizer"]
-    told = dry(*run)
-    assert "but 600.0 MB is free: NOT enough: the run would be refused" in told
-    assert "to fit        quant=a16w4 would need" in told
+    text = dry(*run)
+    assert "but 600.0 MB is free: NOT enough: the run would be refused" in text
+    assert "to fit        quant=a16w4 would need" in text
     refused(run, 3)
     error = capsys.readouterr().err
     assert re.search(r"error: memory: the run needs \d+\.\d [MG]B \(weights 538\.1 MB", error)
@@ -173,8 +177,8 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
 
     monkeypatch.setattr("lite_runner.output.completions.open_run", fail)
     refused(["model=tiny_llama", "predict_data=hi"], 3)
-    told = capsys.readouterr().err
-    assert f"error: not enough memory: {error}" in told and "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert f"error: not enough memory: {error}" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.usefixtures("light_msrun")

@@ -121,7 +121,7 @@ def test_a_state_dict_keeps_attributes_that_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("module", "it names torch.nn.modules.linear.Linear"),
         ("sparse", "it names torch._utils._rebuild_sparse_tensor"),
@@ -130,8 +130,8 @@ def test_a_state_dict_keeps_attributes_that_are_left_out() -> None:
         ("training", "'step' is a int, expected a name and a tensor"),
     ],
 )
-def test_anything_but_plain_tensors_is_refused(name: str, told: str) -> None:
-    with pytest.raises(ArtifactError, match=told):
+def test_anything_but_plain_tensors_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
         open_torch(TORCH / f"{name}.bin")
 
 
@@ -206,13 +206,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("told", HOSTILE)
-def test_a_hostile_pickle_is_refused(told: str, tmp_path: Path) -> None:
-    pickle = pickled({"good": ONE, "bad": HOSTILE[told]})
+@pytest.mark.parametrize("refusal", HOSTILE)
+def test_a_hostile_pickle_is_refused(refusal: str, tmp_path: Path) -> None:
+    pickle = pickled({"good": ONE, "bad": HOSTILE[refusal]})
     Path("x.bin").write_bytes(archive({"data.pkl": pickle, **DATA}))
     with pytest.raises(ArtifactError) as caught:
         open_torch(Path("x.bin"))
-    assert told in caught.value.message and "\n" not in caught.value.message
+    assert refusal in caught.value.message and "\n" not in caught.value.message
     # Not zipped it is no file of an older release either.
     Path("x.bin").write_bytes(pickle)
     with pytest.raises(ArtifactError, match="nothing of it was run"):
@@ -268,7 +268,7 @@ def damaged(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("compressed", "is compressed or encrypted"),
         ("big-endian", "not little-endian"),
@@ -279,10 +279,10 @@ def damaged(kind: str) -> bytes:
         ("beyond", "reaches beyond the archive"),
     ],
 )
-def test_a_damaged_archive_is_refused(kind: str, told: str, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused(kind: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(damaged(kind))
-    with pytest.raises(ArtifactError, match=told):
+    with pytest.raises(ArtifactError, match=message):
         open_torch(path)
 
 

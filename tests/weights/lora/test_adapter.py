@@ -228,8 +228,8 @@ def test_a_config_that_is_wrong_or_no_plain_lora(
     ],
 )
 def test_tensors_that_do_not_fit(change: Change, tensors: dict[str, Any], expected: str) -> None:
-    said = refusal(change("all", tensors))
-    assert expected in said and "does not fit the model and adapter_config.json" in said
+    error = refusal(change("all", tensors))
+    assert expected in error and "does not fit the model and adapter_config.json" in error
 
 
 def test_an_adapter_of_another_base() -> None:
@@ -237,14 +237,14 @@ def test_an_adapter_of_another_base() -> None:
         FIXTURES / "adapters/bloom/all"
     )
     # The same names and another width.
-    said = refusal(FIXTURES / "adapters/qwen2/attention")
-    assert "o_proj: a is [2, 32], expected [2, 64]" in said and "trained on this base?" in said
+    error = refusal(FIXTURES / "adapters/qwen2/attention")
+    assert "o_proj: a is [2, 32], expected [2, 64]" in error and "trained on this base?" in error
 
 
 def test_an_unknown_name_has_a_suggestion() -> None:
-    said = refusal(FIXTURES / "adapters/llama", ["Patern"])
-    assert "no adapter 'Patern'; did you mean patterns?" in said
-    assert "it has: all, rank_64, patterns, second_layer, ends" in said
+    error = refusal(FIXTURES / "adapters/llama", ["Patern"])
+    assert "no adapter 'Patern'; did you mean patterns?" in error
+    assert "it has: all, rank_64, patterns, second_layer, ends" in error
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_files_that_links_lead_out_of_the_root(change: Change, tmp_path: Path, f
     link.unlink()
     link.symlink_to(outside)
     for path in (listing, root, link.parent):
-        said = refusal(path, root=root)
-        assert f"{link}: leads to {outside}, which lies outside adapter_root={root}" in said
+        error = refusal(path, root=root)
+        assert f"{link}: leads to {outside}, which lies outside adapter_root={root}" in error
         assert len(open_adapters(path, model("llama"))) == 1
     link.unlink()
     link.symlink_to(link)

@@ -128,17 +128,17 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), DAMAGES)
+@pytest.mark.parametrize(("change", "message"), DAMAGES)
 def test_a_damaged_manifest(
     change: Callable[[dict[str, Any]], object],
-    told: str,
+    message: str,
     configs: dict[str, Decoder],
     write: Write,
     tmp_path: Path,
 ) -> None:
     write(configs["llama"])
     changed(tmp_path / MANIFEST, change)
-    with pytest.raises(ArtifactError, match=told):
+    with pytest.raises(ArtifactError, match=message):
         open_checkpoint(tmp_path, configs["llama"])
 
 
@@ -153,7 +153,7 @@ def test_no_manifest_at_all(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         (WQ, None, "1 missing"),
         (f"{WQ}.scales", None, "1 missing"),
@@ -169,7 +169,7 @@ def test_no_manifest_at_all(
 def test_a_damaged_file(
     name: str,
     value: np.ndarray | None,
-    told: str,
+    message: str,
     configs: dict[str, Decoder],
     write: Write,
     tmp_path: Path,
@@ -182,7 +182,7 @@ def test_a_damaged_file(
         held[name] = value
     safetensors.numpy.save_file(held, tmp_path / WEIGHTS)
     signed(tmp_path)
-    with pytest.raises(ArtifactError, match=told):
+    with pytest.raises(ArtifactError, match=message):
         for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
             tensor.read()
 

@@ -100,10 +100,10 @@ def test_an_encrypted_file_opens_with_its_key(locked: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [(None, "without a key"), (b"fedcba9876543210", "with this key")]
+    ("key", "message"), [(None, "without a key"), (b"fedcba9876543210", "with this key")]
 )
-def test_an_encrypted_file_without_its_key(locked: Path, key: bytes | None, said: str) -> None:
-    with pytest.raises(ArtifactError, match=f"encrypted, and does not open {said}") as caught:
+def test_an_encrypted_file_without_its_key(locked: Path, key: bytes | None, message: str) -> None:
+    with pytest.raises(ArtifactError, match=f"encrypted, and does not open {message}") as caught:
         engine({"model": locked}, key=key)
     assert "enc_key" in caught.value.hint
 
