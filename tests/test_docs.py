@@ -305,9 +305,9 @@ def test_commands_that_replace_other_programs_are_accepted() -> None:
     flags = [(flag, keys) for cell, keys in rows for flag in re.findall(r"`(-+[\w-]+)`", cell)]
     assert len(flags) >= 25
     for flag, keys in flags:
-        told = equivalent_of(flag) or f"{flag.lstrip('-').replace('-', '_')}="
-        key = told.split()[-1 if told.startswith("run_mode=") else 0].partition("=")[0]
-        assert flag in ("-m", "-c") or f"`{key}=" in keys, (flag, told)
+        meant = equivalent_of(flag) or f"{flag.lstrip('-').replace('-', '_')}="
+        key = meant.split()[-1 if meant.startswith("run_mode=") else 0].partition("=")[0]
+        assert flag in ("-m", "-c") or f"`{key}=" in keys, (flag, meant)
 
 
 def page_text(name: str) -> str:

@@ -129,8 +129,8 @@ def test_a_script_with_flags_of_its_own(
     monkeypatch.delenv("RANK_ID", raising=False)
     script = EXAMPLES / "predict_custom.py"
     flags = ["--model", "tiny_llama", "--device_target", "CPU", "--use_past", "True"]
-    told = run(cache, script, *flags)
-    assert told.count("'text_generation_text': [") == 2 and "what color is the sky?" in told
+    output = run(cache, script, *flags)
+    assert output.count("'text_generation_text': [") == 2 and "what color is the sky?" in output
     ranks = tmp_path / "rank_0"
     ranks.mkdir()
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
@@ -141,7 +141,7 @@ def test_a_script_with_flags_of_its_own(
     for newest, same in (("1.ckpt", False), ("2.ckpt", True)):
         os.utime(ranks / newest, (0, 4e9 + same))
         again = run(cache, script, *flags, "--checkpoint_path", str(tmp_path))
-        assert (again == told) is same
+        assert (again == output) is same
     build_context({})  # what the script chose is not the next test's choice
 
 
@@ -192,9 +192,9 @@ def test_an_operator_in_cpp(cache: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_run_infer_main(cache: Path, graph: Path) -> None:
     script = ROOT / "scripts" / "run_infer_main.py"
     flags = ["--model_dir", str(graph.parent), "--seq_length", "256", "--max_length", "64"]
-    told = run(cache, script, *flags, stdin="I love Beijing, because\nexit\nmore\n")
-    assert told.count("one token takes ") >= 10
-    assert "\n['I love Beijing, because" in told and "more" not in told
+    output = run(cache, script, *flags, stdin="I love Beijing, because\nexit\nmore\n")
+    assert output.count("one token takes ") >= 10
+    assert "\n['I love Beijing, because" in output and "more" not in output
     flags += ["--stream", "True", "--predict_data", "I love Beijing, because"]
     streamed = run(cache, script, *flags)
     assert streamed.startswith("I love Beijing, because") and "one token" not in streamed

@@ -127,8 +127,8 @@ def test_the_remedy_of_a_plan_is_accepted(
             for free in (8 << 30, 16 << 30, 32 << 30):
                 monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
                 app.main(words)
-                told = capsys.readouterr()
-                for one in f"{told.out}{told.err}".splitlines():
+                captured = capsys.readouterr()
+                for one in f"{captured.out}{captured.err}".splitlines():
                     wrong |= {*not_accepted(words, one)}
     assert not wrong, "\n".join(wrong)
 

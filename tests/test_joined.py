@@ -137,8 +137,8 @@ def test_ranks_write_what_one_process_writes(
     assert result(folder)["results"] == result(jobs[alone][0])["results"]
     assert result(folder)["world_size"] == 2
     assert ("the model are on several machines" in output) == (name == "elsewhere")
-    told = "note: context.threads=1 of each of 2 ranks: this process may use 1 CPU(s)"
-    assert output.count(told) == (name == "elsewhere")
+    note = "note: context.threads=1 of each of 2 ranks: this process may use 1 CPU(s)"
+    assert output.count(note) == (name == "elsewhere")
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "rank_0.log", "rank_1.log"} <= names
     printed = (folder / logs.format(0)).read_text() if name == "loop" else output
@@ -329,12 +329,12 @@ def test_more_threads_than_cpus_are_noted_by_machine(
     machine = {"MS_ROLE": "MS_WORKER", "MS_LOCAL_WORKER": "2", "MS_NODE_RANK": "1"}
     for name, value in {**cluster, **machine}.items():
         monkeypatch.setenv(name, value)
-    for threads, told in ((4, 0), (5, 1)):
+    for threads, notes in ((4, 0), (5, 1)):
         words = ["model=tiny_llama", "predict_data=a", "parallel=tp4", "dry_run=true"]
         assert app.main([*words, f"context.threads={threads}"]) == 0
         err = capsys.readouterr().err
-        assert err.count("context.threads=") == 2 * told, err
-        assert err.count("context.threads=5 of each of 2 ranks: this process may use 8") == told
+        assert err.count("context.threads=") == 2 * notes, err
+        assert err.count("context.threads=5 of each of 2 ranks: this process may use 8") == notes
 
 
 def test_one_worker_is_one_process(
@@ -347,8 +347,9 @@ def test_one_worker_is_one_process(
     for name, value in {**cluster, "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0"}.items():
         monkeypatch.setenv(name, value)
     assert app.main(words) == 0
-    said = capsys.readouterr()
-    assert "tiny_llama" in said.out and said.err.count("note: context.threads=2: this process") == 1
+    shown = capsys.readouterr()
+    assert "tiny_llama" in shown.out
+    assert shown.err.count("note: context.threads=2: this process") == 1
     monkeypatch.setenv("MS_ROLE", "MS_SCHED")  # which msrun waits for
     assert app.main(words) == 0
     assert capsys.readouterr().out == ""

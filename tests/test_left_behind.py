@@ -42,6 +42,6 @@ def test_files_that_tests_leave_are_named(tmp_path: Path, writes: list[str], wor
     )
     lines = done.stdout.splitlines()
     assert any(f"{len(writes)} passed" in line for line in lines), done.stdout
-    told = sorted(filter(None, map(WRITES.__getitem__, writes)))
-    assert done.returncode == bool(told)
-    assert sorted(one for one in lines if one.startswith(("new: ", "changed: ", "gone: "))) == told
+    named = sorted(filter(None, map(WRITES.__getitem__, writes)))
+    assert done.returncode == bool(named)
+    assert sorted(one for one in lines if one.startswith(("new: ", "changed: ", "gone: "))) == named

@@ -38,5 +38,5 @@ def test_the_package_runs_as_the_program_does(tmp_path: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert run("--version") == (0, f"lite-runner {lite_runner.__version__}\n", "")
-    code, _, said = run("run_mode=predikt")
-    assert code == 2 and "predict" in said
+    code, _, stderr = run("run_mode=predikt")
+    assert code == 2 and "predict" in stderr

@@ -210,8 +210,8 @@ def test_runs_without_mindspore(wheel: Path, tmp_path: Path) -> None:
         assert remedy.endswith('-m pip install "mindspore<3,>=2.10" "numpy<2,>=1.25"')
     planned = run(bin_folder / "run-lite", *words, "dry_run=true", cwd=tmp_path, **cache)
     assert "ms: mindspore is not installed" in planned.stdout
-    told = run(bin_folder / "run-lite", "run_mode=doctor", cwd=tmp_path, **cache)
-    assert "warn  mindspore " in told.stdout and "msrun" not in told.stdout
+    output = run(bin_folder / "run-lite", "run_mode=doctor", cwd=tmp_path, **cache)
+    assert "warn  mindspore " in output.stdout and "msrun" not in output.stdout
 
 
 def test_without_a_compiler_mindspores_operators_serve(

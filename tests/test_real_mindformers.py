@@ -112,8 +112,8 @@ def test_an_adapter_that_mindformers_trained(
     family: str, targets: Any, tmp_path: Path, relative_error: Error
 ) -> None:
     """Its parameters are named mindpet_delta_lora_a and ..._b; SLoRA's config says the rest."""
-    told = {"r": 3, "lora_alpha": 6, "target_modules": targets}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
+    config = {"r": 3, "lora_alpha": 6, "target_modules": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     saved = FIXTURES / family / "lora" / f"{family}_lora.ckpt"
     (tmp_path / "adapter_model.ckpt").write_bytes(saved.read_bytes())
     (adapter,) = open_adapters(tmp_path, CONFIGS[family]).values()

@@ -145,8 +145,8 @@ def test_an_adapter_of_the_fused_modules(tmp_path: Path) -> None:
             saved[f"{module}.weight"] = held(weight.float32() + 2 * b @ a)
     write_ckpt(tmp_path / "merged.ckpt", saved)
     write_ckpt(tmp_path / "adapter_model.ckpt", adapter)
-    told = {"r": 4, "lora_alpha": 8, "target_modules": ".*query_key_value|.*dense_h_to_4h"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ".*query_key_value|.*dense_h_to_4h"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     (opened,) = open_adapters(tmp_path, CONFIG).values()
     found = merged(open_checkpoint(GLM2 / "plain" / "glm2.ckpt", CONFIG), opened, CONFIG)
     for name, tensor in open_checkpoint(tmp_path / "merged.ckpt", CONFIG).items():

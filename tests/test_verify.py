@@ -36,9 +36,9 @@ def test_a_run_that_samples(capsys: pytest.CaptureFixture[str]) -> None:
 
     changed(change)
     assert main(["verify", "outputs/latest"]) == 1
-    told = capsys.readouterr()
-    assert "verify: 1 of 2 texts differ from those of" in told.err and "text 1" in told.err
-    assert "was 0.1" in told.out
+    captured = capsys.readouterr()
+    assert "verify: 1 of 2 texts differ from those of" in captured.err and "text 1" in captured.err
+    assert "was 0.1" in captured.out
 
 
 def test_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 def write_ascii_tokenizer(folder: Path, ids: int = 96) -> None:
     """One for a model of so few ids, as Hugging Face's tokenizers write it: an id a character."""
     texts = ["<unk>", "<s>", "</s>", " ", *map(chr, range(ord('"'), 127))]
-    made = {
+    tokenizer = {
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": {
@@ -33,6 +33,6 @@ def write_ascii_tokenizer(folder: Path, ids: int = 96) -> None:
             "unk_token": "<unk>",
         },
     }
-    (folder / "tokenizer.json").write_text(json.dumps(made))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

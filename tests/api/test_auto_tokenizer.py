@@ -62,20 +62,20 @@ def vocab_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_llama_by_file_and_by_constructor(model_file: Path) -> None:
     library = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
-    for made in (
+    for ours in (
         LlamaTokenizer.from_pretrained(model_file),
         LlamaTokenizer(str(model_file)),
         LlamaTokenizerFast(vocab_file=str(model_file), add_bos_token=True, legacy=True),
     ):
-        assert isinstance(made, PreTrainedTokenizer)
+        assert isinstance(ours, PreTrainedTokenizer)
         for text in TEXTS:
-            assert made(text)["input_ids"] == [1, *library.encode(text)]
-            assert made.decode(made.encode(text), skip_special_tokens=True) == text
-        assert (made.bos_token, made.eos_token, made.unk_token) == ("<s>", "</s>", "<unk>")
-        assert (made.bos_token_id, made.eos_token_id, made.unk_token_id) == (1, 2, 0)
-        assert (made.pad_token_id, made.pad_token) == (0, "<unk>")  # as MindFormers' own
-        assert made.vocab_size == len(made) == 330
-        assert made.tokenize("I love") == library.encode("I love", out_type=str)
+            assert ours(text)["input_ids"] == [1, *library.encode(text)]
+            assert ours.decode(ours.encode(text), skip_special_tokens=True) == text
+        assert (ours.bos_token, ours.eos_token, ours.unk_token) == ("<s>", "</s>", "<unk>")
+        assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (1, 2, 0)
+        assert (ours.pad_token_id, ours.pad_token) == (0, "<unk>")  # as MindFormers' own
+        assert ours.vocab_size == len(ours) == 330
+        assert ours.tokenize("I love") == library.encode("I love", out_type=str)
     assert isinstance(LlamaTokenizer.from_pretrained(model_file), LlamaTokenizer)
     bare = LlamaTokenizer(model_file, add_bos_token=False, add_eos_token=True, pad_token="</s>")
     assert bare("I")["input_ids"] == [*library.encode("I"), 2] and bare.pad_token_id == 2
@@ -86,12 +86,12 @@ def test_gpt2_of_a_vocabulary_and_merges(vocab_folder: Path) -> None:
         str(vocab_folder / "vocab.json"), str(vocab_folder / "merges.txt")
     )
     by_files = GPT2Tokenizer(str(vocab_folder / "vocab.json"), str(vocab_folder / "merges.txt"))
-    for made in (by_files, GPT2Tokenizer.from_pretrained(vocab_folder)):
+    for ours in (by_files, GPT2Tokenizer.from_pretrained(vocab_folder)):
         for text in TEXTS:
-            assert made(text)["input_ids"] == library.encode(text).ids
-            assert made.decode(made.encode(text)) == text
-        assert made("a<|endoftext|>")["input_ids"][-1] == made.eos_token_id == 0
-        assert made.bos_token == made.pad_token == "<|endoftext|>"
+            assert ours(text)["input_ids"] == library.encode(text).ids
+            assert ours.decode(ours.encode(text)) == text
+        assert ours("a<|endoftext|>")["input_ids"][-1] == ours.eos_token_id == 0
+        assert ours.bos_token == ours.pad_token == "<|endoftext|>"
     with pytest.raises(ConfigError, match=r"expected merges.txt beside"):
         GPT2Tokenizer(vocab_folder / "vocab.json", "elsewhere/merges.txt")
 
@@ -102,11 +102,11 @@ def test_qwen2_splits_otherwise(vocab_folder: Path, tmp_path: Path) -> None:
     for name in ("vocab.json", "merges.txt"):
         (folder / name).write_text((vocab_folder / name).read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
-    made = Qwen2Tokenizer(folder / "vocab.json", folder / "merges.txt")
-    assert made.bos_token is None and made.pad_token == made.eos_token == "<|endoftext|>"
-    assert len(made.tokenize("1234")) == 4  # a digit a token, whatever merges there are
-    assert made("<|im_start|>")["input_ids"] == [made.vocab_size - 2]
-    assert made.decode(made.encode("中国 it's 1234\n")) == "中国 it's 1234\n"
+    ours = Qwen2Tokenizer(folder / "vocab.json", folder / "merges.txt")
+    assert ours.bos_token is None and ours.pad_token == ours.eos_token == "<|endoftext|>"
+    assert len(ours.tokenize("1234")) == 4  # a digit a token, whatever merges there are
+    assert ours("<|im_start|>")["input_ids"] == [ours.vocab_size - 2]
+    assert ours.decode(ours.encode("中国 it's 1234\n")) == "中国 it's 1234\n"
     (folder / "merges.txt").unlink()
     with pytest.raises(ArtifactError, match=r"no merges.txt beside it"):
         Qwen2Tokenizer(folder / "vocab.json")
@@ -114,9 +114,9 @@ def test_qwen2_splits_otherwise(vocab_folder: Path, tmp_path: Path) -> None:
 
 def test_settings_of_a_tokenizer(tmp_path: Path) -> None:
     write_tokenizer(byte_tokenizer(), tmp_path)
-    made = BloomTokenizer.from_pretrained(tmp_path, padding_side="left", pad_token="</s>")
-    assert made(["abc", "d"], padding=True)["input_ids"] == [[97, 98, 99], [257, 257, 100]]
-    assert made(["abc", "d"], padding=True)["attention_mask"][1] == [0, 0, 1]
+    tokenizer = BloomTokenizer.from_pretrained(tmp_path, padding_side="left", pad_token="</s>")
+    assert tokenizer(["abc", "d"], padding=True)["input_ids"] == [[97, 98, 99], [257, 257, 100]]
+    assert tokenizer(["abc", "d"], padding=True)["attention_mask"][1] == [0, 0, 1]
     short = AutoTokenizer.from_pretrained(tmp_path, model_max_length=2, use_fast=True)
     assert short("abc", truncation=True)["input_ids"] == [97, 98]
     with pytest.raises(ConfigError, match="did you mean pad_token"):

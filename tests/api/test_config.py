@@ -157,9 +157,9 @@ def test_every_export_is_there_and_none_is_imported_early() -> None:
 def test_a_family_of_given_sizes(
     config: type[PretrainedConfig], settings: dict[str, object], expected: dict[str, object]
 ) -> None:
-    made = config(**settings)  # type: ignore[arg-type]
-    assert isinstance(made, config)
-    assert {name: getattr(made, name) for name in expected} == expected
+    instance = config(**settings)  # type: ignore[arg-type]
+    assert isinstance(instance, config)
+    assert {name: getattr(instance, name) for name in expected} == expected
     again = config.from_pretrained("tiny_gpt2", seq_length=32)  # type: ignore[attr-defined]
     assert again.seq_length == 32
 
@@ -234,7 +234,7 @@ def test_checkpoint_name_or_path_replaces_the_weights_of_folder_and_yaml(
         f"load_checkpoint: {folder / 'model.safetensors'}\n"
     )
 
-    def made(config: PretrainedConfig) -> list[list[int]]:
+    def generated(config: PretrainedConfig) -> list[list[int]]:
         network = AutoModel.from_config(config)
         assert network.tokenizer("ab")["input_ids"]
         return network.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[])
@@ -243,12 +243,12 @@ def test_checkpoint_name_or_path_replaces_the_weights_of_folder_and_yaml(
     expected = wanted.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[])
     for source in (folder, yaml, folder / "model.safetensors"):
         config = AutoConfig.from_pretrained(source)
-        assert made(config) != expected
+        assert generated(config) != expected
         config.checkpoint_name_or_path = str(other)
         assert config.checkpoint_name_or_path == str(other)
-        assert made(config) == expected
+        assert generated(config) == expected
         config.checkpoint_name_or_path = str(folder)
-        assert made(config) != expected
+        assert generated(config) != expected
         in_call = AutoModel.from_pretrained(source, checkpoint_name_or_path=other)
         assert in_call.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[]) == expected
     config.checkpoint_name_or_path = None

@@ -173,11 +173,11 @@ def test_an_export_of_another_length_than_the_model_of_its_name(
             model_name="tiny_bloom",
             infer_seq_length=512,
         )
-        (made,) = second(text, max_new_tokens=8)
+        (answer,) = second(text, max_new_tokens=8)
         assert "tiny_bloom has 256" in capsys.readouterr().err
-        assert len(made["text_generation_text"][0]) > len(text)
+        assert len(answer["text_generation_text"][0]) > len(text)
         fourth = InferTask.get_infer_task("text_generation", config, tokenizer=tokenizer)
-        assert fourth(text, max_new_tokens=8) == [made]
+        assert fourth(text, max_new_tokens=8) == [answer]
 
 
 def test_tasks() -> None:

@@ -63,7 +63,7 @@ print(model.config.quant, model_output[0])
 
 
 def test_the_documents_scripts(tmp_path: Path) -> None:
-    made = ""
+    output = ""
     for name, script in ("quantize.py", QUANTIZE), ("deploy.py", DEPLOY):
         (tmp_path / name).write_text(script)
         done = subprocess.run(
@@ -74,10 +74,10 @@ def test_the_documents_scripts(tmp_path: Path) -> None:
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        made = done.stdout
+        output = done.stdout
     model = AutoModel.from_pretrained("tiny_llama", quant="a16w8")
     expected = model.generate([1, 2, 3, 4], max_new_tokens=8, do_sample=False)[0]
-    assert made == f"a16w8 {expected}\n"
+    assert output == f"a16w8 {expected}\n"
 
 
 def test_a_blacklist_names_modules_that_stay_floats() -> None:

@@ -28,8 +28,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     AutoTokenizer.from_pretrained("tiny_qwen2").save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    with LLM("tiny_qwen2", tokenizer, backend="native") as made:
-        yield made
+    with LLM("tiny_qwen2", tokenizer, backend="native") as opened:
+        yield opened
 
 
 def test_completions_equal_a_pipelines(llm: LLM) -> None:
@@ -78,21 +78,21 @@ def test_conversations(llm: LLM) -> None:
     (first,) = llm.chat(CHAT, **OPTIONS)
     assert both[0].text == first.text and both[1].prompt_tokens > both[0].prompt_tokens
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    (made,) = llm.chat(CHAT, guided_json=schema, max_new_tokens=40)
-    assert set(json.loads(made.text)) == {"a"}
+    (completion,) = llm.chat(CHAT, guided_json=schema, max_new_tokens=40)
+    assert set(json.loads(completion.text)) == {"a"}
     with pytest.raises(ConfigError, match="does not read 'no_such'"):
         llm.chat(CHAT, chat_template_kwargs={"no_such": True})
 
 
 def test_other_tasks_go_on(llm: LLM) -> None:
     async def ask() -> tuple[Outputs, Outputs, str]:
-        made, answered = await asyncio.gather(
+        found, answered = await asyncio.gather(
             llm.agenerate(PROMPTS, **OPTIONS), llm.achat(CHAT, **OPTIONS)
         )
-        return made, answered, "".join([one async for one in llm.astream(CHAT, **OPTIONS)])
+        return found, answered, "".join([one async for one in llm.astream(CHAT, **OPTIONS)])
 
-    made, answered, streamed = asyncio.run(ask())
-    assert [one.text for one in made] == [one.text for one in llm.generate(PROMPTS, **OPTIONS)]
+    found, answered, streamed = asyncio.run(ask())
+    assert [one.text for one in found] == [one.text for one in llm.generate(PROMPTS, **OPTIONS)]
     assert answered[0].text == streamed
 
 

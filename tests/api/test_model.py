@@ -85,8 +85,8 @@ def test_sampling_options_without_sampling_change_nothing(
     """As in document 002, where do_sample=False stands beside them."""
     options = {"do_sample": False, "top_k": 3, "top_p": 1, "temperature": 0.5}
     assert model.generate(PROMPT, max_new_tokens=9, eos_token_id=[], **options) == greedy[:1]
-    said = "temperature=0.5, top_k=3: no effect with do_sample=false, which is greedy"
-    assert said in capsys.readouterr().err
+    note = "temperature=0.5, top_k=3: no effect with do_sample=false, which is greedy"
+    assert note in capsys.readouterr().err
 
 
 def test_a_temperature_that_was_given_samples(
@@ -194,14 +194,14 @@ def test_a_folder_without_a_tokenizer(write_tiny_llama: Callable[..., Path]) -> 
 
 def test_from_config_keeps_its_own_settings(greedy: list[list[int]]) -> None:
     config = AutoConfig.from_pretrained("tiny_llama")
-    made = AutoModel.from_config(config).set_train(False)
+    model = AutoModel.from_config(config).set_train(False)
     config.seq_length = 40  # of the next model
     options = {"max_new_tokens": 9, "eos_token_id": []}
-    assert made.generate(PROMPT, **options) == greedy[:1]
+    assert model.generate(PROMPT, **options) == greedy[:1]
     with pytest.raises(ConfigError, match="at most 40 fit"):
         AutoModel.from_config(config).generate(PROMPT, max_new_tokens=20)
     with pytest.raises(ConfigError, match="only generates"):
-        made.set_train()
+        model.set_train()
 
 
 def test_settings_of_the_command_line(greedy: list[list[int]], cli_tokens: list[list[int]]) -> None:
@@ -259,16 +259,16 @@ def test_a_generation_config_and_its_output(
 
 def test_log_probabilities(model: PreTrainedModel, greedy: list[list[int]]) -> None:
     asked = {"logprobs": 2, "prompt_logprobs": 1, "eos_token_id": [], "max_new_tokens": 9}
-    told = model.generate(
+    output = model.generate(
         [PROMPT, OTHER], output_logits=True, return_dict_in_generate=True, **asked
     )
-    assert told["sequences"] == greedy
+    assert output["sequences"] == greedy
     for row, prompt in enumerate((PROMPT, OTHER)):
-        first, *others = told["prompt_logprobs"][row]
+        first, *others = output["prompt_logprobs"][row]
         assert first is None and [one["token"] for one in others] == prompt[1:]
-        assert [one["token"] for one in told["logprobs"][row]] == greedy[row][len(prompt) :]
-        for step, one in enumerate(told["logprobs"][row]):
-            logits = told["logits"][step][row].astype(np.float64)
+        assert [one["token"] for one in output["logprobs"][row]] == greedy[row][len(prompt) :]
+        for step, one in enumerate(output["logprobs"][row]):
+            logits = output["logits"][step][row].astype(np.float64)
             wanted = logits - np.log(np.exp(logits).sum())
             assert one["top"][0] == [one["token"], one["logprob"]]
             for id, value in one["top"]:
@@ -319,9 +319,9 @@ def test_the_eos_token_that_ends_a_sequence_is_in_its_row(
     options = {"max_new_tokens": 9, "eos_token_id": [new[4]]}
     expected = [greedy[0][: len(PROMPT) + end + 1], greedy[1]]
     assert model.generate(ids, **options) == expected
-    told = model.generate(ids, output_scores=True, return_dict_in_generate=True, **options)
-    assert told["sequences"] == expected
-    drawn = [step.argmax(axis=1)[0] for step in told["scores"][: end + 1]]
+    output = model.generate(ids, output_scores=True, return_dict_in_generate=True, **options)
+    assert output["sequences"] == expected
+    drawn = [step.argmax(axis=1)[0] for step in output["scores"][: end + 1]]
     assert drawn == expected[0][len(PROMPT) :]  # a step for each new id
     # At the last length too, and nothing where the length or a stop text ended it.
     assert model.generate(PROMPT, max_new_tokens=end + 1, eos_token_id=[new[4]]) == expected[:1]

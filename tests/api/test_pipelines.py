@@ -64,10 +64,10 @@ def test_a_model_object_and_a_streamer(
         tokenizer=tokenizer,
         streamer=TextStreamer(tokenizer),
     )
-    made = streaming(INPUTS, max_new_tokens=6, eos_token_id=[])
-    shown = "".join(entry["text_generation_text"][0] + "\n" for entry in made)
+    answers = streaming(INPUTS, max_new_tokens=6, eos_token_id=[])
+    shown = "".join(entry["text_generation_text"][0] + "\n" for entry in answers)
     assert capsys.readouterr().out == shown
-    assert made == ready(INPUTS)
+    assert answers == ready(INPUTS)
     by_class = TextGenerationPipeline(ready.model, tokenizer, max_length=30, eos_token_id=[])
     assert len(by_class("ab")[0]["text_generation_text"][0].encode()) >= 20
 

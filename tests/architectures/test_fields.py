@@ -282,8 +282,8 @@ def test_variants_of_any_family_are_refused() -> None:
     for name in CLASSES:
         for field, value in REFUSED.items():
             found = read(name, **{field: value})
-            told = "GPTQ is not read" if field == "quantization_config" else field
-            assert isinstance(found, str) and told in found, (name, field, found)
+            expected = "GPTQ is not read" if field == "quantization_config" else field
+            assert isinstance(found, str) and expected in found, (name, field, found)
 
 
 def test_unknown_fields_are_reported(capsys: pytest.CaptureFixture[str]) -> None:

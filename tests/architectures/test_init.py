@@ -49,16 +49,16 @@ def test_layers_that_differ(changes: dict[str, object], message: str, reference:
 def test_recurrent_layers_are_of_the_native_kernels(reference: Reference) -> None:
     for case, gates in (("qwen3_next", True), ("granitemoehybrid", False)):
         model = reference(case).config
-        said = ["recurrent layers need backend=native"]
-        assert unsupported(model) == said + gates * ["gates of attention need backend=native"]
+        reasons = ["recurrent layers need backend=native"]
+        assert unsupported(model) == reasons + gates * ["gates of attention need backend=native"]
         assert unshardable(model).startswith("has recurrent layers")
 
 
 def test_factors_of_longrope(reference: Reference) -> None:
     model = reference("phi3_long").config
     few = RopeScaling("longrope", 4.0, 16, short_factor=(1.0,), long_factor=(1.0,) * 4)
-    (said,) = unsupported(model.with_rope_scaling(few))
-    assert said.startswith("longrope has 1 short and 4 long factors, expected 4 of each")
+    (reason,) = unsupported(model.with_rope_scaling(few))
+    assert reason.startswith("longrope has 1 short and 4 long factors, expected 4 of each")
 
 
 def test_an_odd_head(reference: Reference) -> None:

@@ -46,5 +46,5 @@ def test_dynamic_scaling_extends_the_context() -> None:
 
 
 def test_windows_are_told_once_where_all_layers_have_the_same() -> None:
-    told = {case: reference_model(case).sizes()["sliding_window"] for case in WINDOWS}
-    assert told == WINDOWS
+    windows = {case: reference_model(case).sizes()["sliding_window"] for case in WINDOWS}
+    assert windows == WINDOWS

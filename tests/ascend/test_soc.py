@@ -95,13 +95,13 @@ def test_kernels_for_inference_where_there_are_some(
     name: str, pynative: bool, boost: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """jit_config infer_boost, of mindspore 2.10.0, context.py."""
-    told: dict[str, object] = {}
+    settings_set: dict[str, object] = {}
     monkeypatch.setattr(environment, "ascend_soc", lambda: name)
-    monkeypatch.setattr(ms, "set_context", lambda **settings: told.update(settings))
+    monkeypatch.setattr(ms, "set_context", lambda **settings: settings_set.update(settings))
     monkeypatch.setattr(ms, "set_device", lambda *_: None)
     device.set_device("Ascend", 0, pynative=pynative)
-    assert told["mode"] == (ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE)
-    config = told["jit_config"]
+    assert settings_set["mode"] == (ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE)
+    config = settings_set["jit_config"]
     assert isinstance(config, dict)
     assert config["jit_level"] == "O0"
     assert config.get("infer_boost") == boost

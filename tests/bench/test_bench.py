@@ -137,8 +137,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def measured_cells(*cells: CellSettings) -> list[Cell]:
-    told = {"config": {"quant": None}, "plugins": ("own.py",), "warmup": 0, "repeat": 2}
-    return list(run_cells([CellJob(settings=one, **told) for one in cells], context=256))
+    common = {"config": {"quant": None}, "plugins": ("own.py",), "warmup": 0, "repeat": 2}
+    return list(run_cells([CellJob(settings=one, **common) for one in cells], context=256))
 
 
 def test_measurements_of_a_process_are_kept(

@@ -31,8 +31,8 @@ def cells(config: CellOptions) -> list[Cell]:
 
 
 def job(config: CellOptions, settings: CellSettings, repeat: int) -> CellJob:
-    told = config.of_cell(settings).to_dict()
-    return CellJob(config=told, plugins=(), settings=settings, warmup=1, repeat=repeat)
+    raw = config.of_cell(settings).to_dict()
+    return CellJob(config=raw, plugins=(), settings=settings, warmup=1, repeat=repeat)
 
 
 def test_every_figure_has_its_repetitions(cells: list[Cell]) -> None:

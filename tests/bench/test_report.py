@@ -128,12 +128,12 @@ def test_ratios_are_of_medians_and_say_whether_ranges_overlap(
 def test_a_run_is_its_folder_or_its_result(
     settings: Make, measured: Callable[..., Measured], report: Callable[..., Report], tmp_path: Path
 ) -> None:
-    told = report(Cell(settings=settings(), measured=measured([1, 2])))
+    full = report(Cell(settings=settings(), measured=measured([1, 2])))
     file = tmp_path / "result.json"
-    file.write_text(json.dumps({"model": "tiny", "bench": told.to_json()}))
-    assert read_former(str(tmp_path)) == read_former(str(file)) == Former(file, "tiny", told)
-    check_comparable([settings(threads=3)], Former(file, "tiny", told))
-    several = replace(told, cells=(*told.cells, Cell(settings=settings(batch=2))))
+    file.write_text(json.dumps({"model": "tiny", "bench": full.to_json()}))
+    assert read_former(str(tmp_path)) == read_former(str(file)) == Former(file, "tiny", full)
+    check_comparable([settings(threads=3)], Former(file, "tiny", full))
+    several = replace(full, cells=(*full.cells, Cell(settings=settings(batch=2))))
     with pytest.raises(ConfigError, match=r"has none of these cells, only batch 1, new 32"):
         check_comparable([settings(batch=3)], Former(file, "tiny", several))
 
@@ -173,18 +173,18 @@ def test_a_row_a_cell_with_what_varies(
     measured: Callable[..., Measured],
     report: Callable[..., Report],
 ) -> None:
-    told = report(
+    full = report(
         Cell(settings=settings(), measured=measured([9, 10, 11])),
         Cell(settings=settings(quant="a8w8"), error="a\nfault | of two lines"),
         Cell(settings=settings(quant="a8w8", batch=4), left_out="too long"),
         Cell(settings=settings(batch=4), left_out="too long"),
     )
-    head, *rows = cells_of(table(told))
+    head, *rows = cells_of(table(full))
     assert head[:5] == ["quant", "batch", "prompt", "new", "prefill, tokens/s"]
     assert {len(row) for row in (head, *rows)} == {4 + len(FIGURES)}
     assert rows[0][:5] == ["none", "1", "128", "32", "10.0 ±10%"]
     assert [row[4] for row in rows[1:]] == ["failed (1)", "left out (2)", "left out (2)"]
-    text = document(told, "tiny_llama")
+    text = document(full, "tiny_llama")
     assert text.startswith("# tiny_llama\n\nA processor, 2 cores, 24 GiB. quant none; engine")
     assert text.endswith("\n1. a fault | of two lines\n2. too long\n")
 
@@ -201,14 +201,14 @@ def test_ratios_stand_in_brackets(
         Cell(settings=settings(batch=3), measured=measured([20]), busy_cores=0.52),
     )
     former = Former(Path("/runs/first/result.json"), "tiny", then)
-    told = report(*now, comparison=compared(now, former))
-    head, *rows = cells_of(table(told))
+    full = report(*now, comparison=compared(now, former))
+    head, *rows = cells_of(table(full))
     assert head[:2] == ["engine", "batch"] and rows[0][0] == "other"
-    assert table(told).splitlines()[1].startswith("|---------|------:|")
+    assert table(full).splitlines()[1].startswith("|---------|------:|")
     assert [row[4] for row in rows] == ["11.0 ±9% (~1.10)", "20.0 (2.00)", "20.0"]
-    text = document(told, "tiny_llama")
+    text = document(full, "tiny_llama")
     assert "the ratio to tiny in /runs/first, with ~ where the ranges overlap" in text
     assert "other programs kept up to 0.5 cores busy during 1 cell." in text
     assert "3 repetitions after 1 that are not counted." in text
-    assert "1 repetition after 1 that are not counted." in document(replace(told, repeat=1), "tiny")
-    assert "Doubtful" not in document(replace(told, cells=now[:2], comparison=None), "tiny_llama")
+    assert "1 repetition after 1 that are not counted." in document(replace(full, repeat=1), "tiny")
+    assert "Doubtful" not in document(replace(full, cells=now[:2], comparison=None), "tiny_llama")

@@ -14,7 +14,7 @@ def test_it_measures_what_the_network_generates(
     prompts.write_text("[[5, 6, 7], [8, 9, 10]]")
     sizes = ("--prompts", str(prompts), "--new-tokens", "4", "--threads", "1")
     printed = measured("ours.py", *sizes)
-    said = json.loads(printed.splitlines()[-1])
-    assert (said["batch"], said["prompt_tokens"], said["new_tokens"]) == (2, 3, 4)
-    assert [len(row) for row in said["token_ids"]] == [4, 4]
-    assert said["engine"].startswith("lite-runner") and said["decode_tok_s"] > 0
+    figures = json.loads(printed.splitlines()[-1])
+    assert (figures["batch"], figures["prompt_tokens"], figures["new_tokens"]) == (2, 3, 4)
+    assert [len(row) for row in figures["token_ids"]] == [4, 4]
+    assert figures["engine"].startswith("lite-runner") and figures["decode_tok_s"] > 0

@@ -25,14 +25,14 @@ class Echo:
         adapter: str | None,
         on_text: Callable[[str], None],
     ) -> Answer:
-        said = sum(len(message["content"]) for message in messages)
-        if said > self.room:
+        characters = sum(len(message["content"]) for message in messages)
+        if characters > self.room:
             raise ContextFull
         self.asked.append(([*messages], dict(options), adapter))
         text = messages[-1]["content"].upper()
         for piece in text:
             on_text(piece)
-        return Answer(text, "stop", said, 0, len(text), 0.5, 1.5)
+        return Answer(text, "stop", characters, 0, len(text), 0.5, 1.5)
 
     def close(self) -> None: ...
 

@@ -39,11 +39,11 @@ def folder(write_tiny_llama: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def test_lines_of_a_pipe_are_messages(folder: Path) -> None:
-    said = "hello\nand\\\nmore\n/stats\n/exit\nnever\n"
+    typed = "hello\nand\\\nmore\n/stats\n/exit\nnever\n"
     done = subprocess.run(
         [*CHAT, "max_new_tokens=5", "eos_token_id=[]"],
         cwd=folder,
-        input=said,
+        input=typed,
         capture_output=True,
         text=True,
         errors="replace",
@@ -60,10 +60,10 @@ def test_the_first_answer_is_drawn_as_predict_draws_it(monkeypatch: pytest.Monke
     words += ["max_new_tokens=9", "eos_token_id=[]"]
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     assert main(["run_mode=chat", *words]) == 0
-    said = json.loads(Path("outputs/latest/conversation.json").read_text())["messages"][-1]
+    answer = json.loads(Path("outputs/latest/conversation.json").read_text())["messages"][-1]
     assert main([*words, "chat=true", "predict_data=hi"]) == 0
     (row,) = json.loads(Path("outputs/latest/result.json").read_text())["results"]
-    assert said == {"role": "assistant", "content": row["text"]}
+    assert answer == {"role": "assistant", "content": row["text"]}
 
 
 @pytest.mark.usefixtures("folder")
@@ -112,9 +112,9 @@ class Terminal:
 
 @pytest.fixture
 def terminal(folder: Path) -> Iterator[Terminal]:
-    made = Terminal([*CHAT, "eos_token_id=[]", "max_new_tokens=4000"], folder)
-    yield made
-    made.end()
+    opened = Terminal([*CHAT, "eos_token_id=[]", "max_new_tokens=4000"], folder)
+    yield opened
+    opened.end()
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, folder: Path) -> None:
@@ -203,9 +203,9 @@ def test_adapters_by_name(conversation: Conversation) -> None:
 def test_files_and_figures(conversation: Conversation, tmp_path: Path) -> None:
     assert command("/stats", conversation) == "no answer yet"
     conversation.ask("four", lambda _: None)
-    told = command("/stats", conversation)
-    assert "first token after 0.50 s, 4 tokens, 3.0 a second" in told
-    assert "all: 1 answer, 4 tokens" in told
+    figures = command("/stats", conversation)
+    assert "first token after 0.50 s, 4 tokens, 3.0 a second" in figures
+    assert "all: 1 answer, 4 tokens" in figures
     command(f"/save {tmp_path}/a.json", conversation)
     command("/reset", conversation)
     assert "1 turn of " in command(f"/load {tmp_path}/a.json", conversation)

@@ -181,10 +181,10 @@ def test_every_flag_of_run_mindformer(subtests: pytest.Subtests) -> None:
             ]
             try:
                 resolve(parse(args, heads()))
-                said = ""
+                message = ""
             except ConfigError as error:
-                said = error.message
-            assert expected in said if expected else not said
+                message = error.message
+            assert expected in message if expected else not message
 
 
 def test_flags_without_their_value() -> None:

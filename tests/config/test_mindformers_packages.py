@@ -63,11 +63,11 @@ def test_the_page_counts_them() -> None:
         counts.update("runs" if kind in KNOWN else "other" for kind in kinds.values())
     run, lora, every = counts["runs"], counts[LORA], counts.total()
     page = (ROOT / "docs/mindformers.md").read_text(encoding="utf-8")
-    told = " ".join(page[page.index("## Yaml files") : page.index("- Keys for training")].split())
-    assert f"contain {every} yaml files of decoder models. {run} of them pass" in told
-    assert f"and {lora} more with a checkpoint that has LoRA weights" in told
+    prose = " ".join(page[page.index("## Yaml files") : page.index("- Keys for training")].split())
+    assert f"contain {every} yaml files of decoder models. {run} of them pass" in prose
+    assert f"and {lora} more with a checkpoint that has LoRA weights" in prose
     assert run + lora == every
-    repository = told.split("MindFormers' repository")[1]
+    repository = prose.split("MindFormers' repository")[1]
     held = [said for _, said, _ in mindformers_repository.files()]
     run = held.count("runs")
     foreign = sum("is not supported" in said for said in held)
@@ -77,11 +77,11 @@ def test_the_page_counts_them() -> None:
 
 def test_each_file_of_the_repository_is_taken_or_names_the_missing(tmp_path: Path) -> None:
     files = list(mindformers_repository.files())
-    said = {name: text for name, text, _ in files}
+    recorded = {name: text for name, text, _ in files}
     path = tmp_path / "file.yaml"
     now = {name: mindformers_repository.outcome(raw, path) for name, _, raw in files}
-    assert {name: text.partition("; expected one of")[0] for name, text in now.items()} == said
-    assert len(said) == len(files) and mindformers_repository.FILE.stat().st_size < 120_000
+    assert {name: text.partition("; expected one of")[0] for name, text in now.items()} == recorded
+    assert len(recorded) == len(files) and mindformers_repository.FILE.stat().st_size < 120_000
 
 
 ALWAYS = {"seq_length": 64, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}

@@ -29,9 +29,9 @@ def config(*words: str) -> RunConfig:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "of a model"
-    made.mkdir()
-    return made
+    path = tmp_path / "of a model"
+    path.mkdir()
+    return path
 
 
 def write_yaml(folder: Path, name: str = "test.yaml", **sections: object) -> None:

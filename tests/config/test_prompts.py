@@ -27,12 +27,12 @@ def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def test_a_terminal_is_asked_for_the_prompt(
     resolve: Resolve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for terminal, verbosity, told in ((True, 1, True), (True, 0, False), (False, 1, False)):
+    for terminal, verbosity, asked in ((True, 1, True), (True, 0, False), (False, 1, False)):
         feed(monkeypatch, b"hi\n")
         monkeypatch.setattr("sys.stdin.isatty", lambda terminal=terminal: terminal)
         config = resolve(TINY, "predict_data=-", f"verbosity={verbosity}")
         assert read_prompts(config) == ["hi"]
-        assert ("type the prompt; Ctrl-D" in capsys.readouterr().err) == told
+        assert ("type the prompt; Ctrl-D" in capsys.readouterr().err) == asked
 
 
 def test_a_text_and_a_list(resolve: Resolve) -> None:

@@ -159,8 +159,8 @@ def test_a_scheduler_that_ends(tmp_path: Path, marker: str) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         run(tmp_path, marker, "scheduler is killed")
     wait_until_gone(marker)
-    said = "the scheduler was ended by signal 9 (SIGKILL); only the system kills like that"
-    assert said in str(caught.value)
+    message = "the scheduler was ended by signal 9 (SIGKILL); only the system kills like that"
+    assert message in str(caught.value)
     assert f"log: {tmp_path}/msrun/scheduler.log" in str(caught.value)
 
 

@@ -82,11 +82,11 @@ def test_ctrl_c_ends_it_with_what_there_is_and_leaves_no_rank(tmp_path: Path) ->
     with started(tmp_path, "text") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        told = ""
-        while "\nok    port " not in told:  # the next check starts ranks
+        output = ""
+        while "\nok    port " not in output:  # the next check starts ranks
             line = process.stdout.readline()
-            assert line, told
-            told += line
+            assert line, output
+            output += line
         while not left(tmp_path):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

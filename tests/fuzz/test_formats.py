@@ -38,19 +38,19 @@ def test_a_seed_repeats_a_mutation(
     data = path.read_bytes()
     if mutation is formats.json_lines:
         data = json.dumps(json.loads(data)).encode()
-    made = [mutation(data, Random(seed)) for seed in range(30)]
+    mutations = [mutation(data, Random(seed)) for seed in range(30)]
     monkeypatch.setattr("time.time", lambda: 1e9)  # on another day
-    assert made == [mutation(data, Random(seed)) for seed in range(30)]
-    assert len(set(made) - {data}) > 15
+    assert mutations == [mutation(data, Random(seed)) for seed in range(30)]
+    assert len(set(mutations) - {data}) > 15
 
 
 def test_headers_of_safetensors_are_mostly_read() -> None:
     data = (MODEL / "model.safetensors").read_bytes()
     fits = 0
     for seed in range(50):
-        made = formats.safetensors(data, Random(seed))
-        length = int.from_bytes(made[:8], "little")
-        fits += made[8 + length - 1 : 8 + length] in (b"}", b"]")
+        file = formats.safetensors(data, Random(seed))
+        length = int.from_bytes(file[:8], "little")
+        fits += file[8 + length - 1 : 8 + length] in (b"}", b"]")
     assert fits > 30
 
 

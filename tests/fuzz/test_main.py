@@ -64,5 +64,5 @@ def test_findings(
     (work / "x").write_bytes(b"as it was")
     case = Case("case", work, "x", lambda data, random: content, reads)
     found = children.run(case, 0, range(2), work)
-    told = [(one.index, one.kind.partition(" at ")[0]) for one in found]
-    assert told == ([] if kind is None else [(0, kind), (1, kind)])
+    kinds = [(one.index, one.kind.partition(" at ")[0]) for one in found]
+    assert kinds == ([] if kind is None else [(0, kind), (1, kind)])

@@ -402,14 +402,14 @@ def test_a_hook_that_raises_leaves_an_idle_scheduler(
 
 def test_a_stop_at_the_last_token_is_a_stop(backend: Backends) -> None:
     """Though the sequence is over anyway; and each is told of once, as it is."""
-    told: list[Any] = []
+    finished: list[Any] = []
     config = GenerationConfig(max_new_tokens=2)
     result = generated(
         backend(slots=2),
         PROMPTS[:3],
         config,
         on_token=lambda prompt, ret, token: prompt == 1,
-        on_finish=told.append,
+        on_finish=finished.append,
     )
     assert texts(result)[1][1] == "stop" and len(texts(result)[1][0]) == 1
     seen: list[int] = []
@@ -419,11 +419,11 @@ def test_a_stop_at_the_last_token_is_a_stop(backend: Backends) -> None:
         return prompt == 1 and seen.count(1) == 2
 
     last = generated(
-        backend(slots=2), PROMPTS[:3], config, on_token=at_the_second, on_finish=told.append
+        backend(slots=2), PROMPTS[:3], config, on_token=at_the_second, on_finish=finished.append
     )
     assert [reason for _, reason in texts(last)] == ["length", "stop", "length"]
     assert len(last.completions[1].token_ids) == 2
-    assert sorted(told[3:], key=lambda one: one.prompt_index) == last.completions
+    assert sorted(finished[3:], key=lambda one: one.prompt_index) == last.completions
 
 
 def test_nan_names_step_and_prompt(backend: Backends) -> None:

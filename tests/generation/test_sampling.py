@@ -332,10 +332,10 @@ def test_logprobs_equal_those_of_transformers(case: str, kind: str, reference: R
     options = GenerationConfig(max_new_tokens=1, logprobs=TOP, prompt_logprobs=scored)
     texts = [np.append(*pair) for pair in zip(known.prompts, known.forced, strict=True)]
     requests = [Request(text, options) for text in texts]
-    made = Engine(model).generate(requests).completions
+    completions = Engine(model).generate(requests).completions
     steps = known.forced.shape[1]
     for text, completion, after, whole in zip(
-        texts, made, known.logits, known.logits_no_cache, strict=True
+        texts, completions, known.logits, known.logits_no_cache, strict=True
     ):
         wanted = log_softmax(whole.astype(np.float64), axis=1)
         drawn = completion.logprobs
@@ -365,9 +365,9 @@ def test_logprobs_of_a_drawn_text_are_those_of_a_prompt(reference: Reference) ->
     model = known.native(3, 64)
     options = GenerationConfig(max_new_tokens=9, logprobs=2, do_sample=True, temperature=2.0)
     requests = [Request(prompt, options) for prompt in known.prompts]
-    made = Engine(model).generate(requests).completions
+    completions = Engine(model).generate(requests).completions
     again = GenerationConfig(max_new_tokens=1, prompt_logprobs=2)
-    for prompt, completion in zip(known.prompts, made, strict=True):
+    for prompt, completion in zip(known.prompts, completions, strict=True):
         text = np.append(prompt, np.array(completion.drawn, np.int32))
         (scored,) = Engine(model).generate([Request(text, again)]).completions
         for name in ("chosen", "top_ids", "top"):
@@ -417,9 +417,9 @@ def test_a_prompt_that_is_cut_short_has_what_was_computed() -> None:
     options = GenerationConfig(max_new_tokens=3, logprobs=0, prompt_logprobs=1)
     steps = iter([False, False, True])
     prompt = [*range(12)]
-    made = generated(backend, [prompt], options, interrupted=lambda: next(steps))
-    (completion,) = made.completions
-    assert made.interrupted and logprobs_of(completion) == []
+    outcome = generated(backend, [prompt], options, interrupted=lambda: next(steps))
+    (completion,) = outcome.completions
+    assert outcome.interrupted and logprobs_of(completion) == []
     found = prompt_logprobs_of(completion, prompt)
     assert found is not None and [one and one["token"] for one in found] == [None, *range(1, 9)]
 

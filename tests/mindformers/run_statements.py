@@ -42,20 +42,20 @@ def do(words: list[str]) -> int:
 
 
 def ran(typed: str, code: str) -> tuple[int, str]:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             if code:
                 Path("snippet.py").write_text(code, encoding="utf-8")
                 runpy.run_path("snippet.py", run_name="__main__")
-                return 0, said.getvalue()
-            return do(shlex.split(typed)), said.getvalue()
+                return 0, output.getvalue()
+            return do(shlex.split(typed)), output.getvalue()
         except SystemExit as ended:
-            return int(ended.code or 0), said.getvalue()
+            return int(ended.code or 0), output.getvalue()
         except RunnerError as error:
-            return error.exit_code, f"{said.getvalue()}{error}"
+            return error.exit_code, f"{output.getvalue()}{error}"
         except Exception:
-            return 1, said.getvalue() + traceback.format_exc()
+            return 1, output.getvalue() + traceback.format_exc()
 
 
 if __name__ == "__main__":

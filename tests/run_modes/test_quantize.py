@@ -305,9 +305,9 @@ def test_a_text_that_is_too_short_to_calibrate_on(
     run = [*QUANTIZE, *TINY, "quant=a16w4", *asked, "quantize_output=q"]
     for times, remedy in ((1, ""), (100, ", or quantize.tokens=720")):
         Path("text.txt").write_text("seaweed. " * times)
-        told = fault(capsys, *run, code=4)
-        assert f"{9 * times} tokens, expected 20,480 for quantize.tokens=16384" in told
-        assert f"-> a longer text{remedy}\n" in told
+        message = fault(capsys, *run, code=4)
+        assert f"{9 * times} tokens, expected 20,480 for quantize.tokens=16384" in message
+        assert f"-> a longer text{remedy}\n" in message
     assert main([*run, "quantize.tokens=720"]) == 0
     shutil.rmtree("q")
     # It only shows how good the nearest integers are: as many tokens as that takes will do.
@@ -383,8 +383,8 @@ def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> N
     form = "quantize.format=compressed-tensors"
     files = quantized(*source, *asked, form, "verbosity=1")
     assert {"config.json", "model.safetensors", "receipt.json"} <= set(files)
-    told = capsys.readouterr().err
-    assert "GPTQ, on text that it did not see: perplexity" in told and "wrote q: " in told
+    stderr = capsys.readouterr().err
+    assert "GPTQ, on text that it did not see: perplexity" in stderr and "wrote q: " in stderr
     receipt = json.loads(Path("q/receipt.json").read_text())
     assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 2
     assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
@@ -393,8 +393,8 @@ def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> N
     run = ["model=tiny_llama", "load_checkpoint=q", "predict_data=hi", "max_new_tokens=1"]
     assert main(run) == 0
     assert "weights: compressed-tensors (8 bits) as the file has them" in capsys.readouterr().err
-    told = fault(capsys, *QUANTIZE, *source, "quant=a8w8", form, *TARGET, "overwrite=true")
-    assert "leaves inputs as they are, got quant=a8w8" in told
+    stderr = fault(capsys, *QUANTIZE, *source, "quant=a8w8", form, *TARGET, "overwrite=true")
+    assert "leaves inputs as they are, got quant=a8w8" in stderr
 
 
 def test_a_checkpoint_of_golden_stick(capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,12 +411,12 @@ def test_unsupported_gguf_output_is_refused_before_loading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = [*QUANTIZE, *TINY, "quantize.format=Q4_K_M"]
-    told = fault(capsys, *run, "quant=a16w4", "quantize.method=gptq", "quantize_output=x")
-    assert "quantize.format=Q4_K_M writes a file, got x: add .gguf" in told
-    assert "quant=a16w4 has no effect: quantize.format=Q4_K_M names the blocks" in told
-    assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in told
-    told = fault(capsys, *run, "quantize_output=x.gguf", code=4)
-    assert "a GGUF file cannot hold this tokenizer: it is neither" in told
+    message = fault(capsys, *run, "quant=a16w4", "quantize.method=gptq", "quantize_output=x")
+    assert "quantize.format=Q4_K_M writes a file, got x: add .gguf" in message
+    assert "quant=a16w4 has no effect: quantize.format=Q4_K_M names the blocks" in message
+    assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in message
+    message = fault(capsys, *run, "quantize_output=x.gguf", code=4)
+    assert "a GGUF file cannot hold this tokenizer: it is neither" in message
 
 
 def test_an_importance_matrix_is_measured_written_and_read(
@@ -433,6 +433,6 @@ def test_an_importance_matrix_is_measured_written_and_read(
     assert receipt["method"] == "imatrix" and receipt["bytes"] == Path("x.gguf").stat().st_size
     assert 0 < receipt["held_out"]["mean_kl"] < 4
     Path("broken.dat").write_bytes(b"\x01\x00\x00\x00\x05\x00\x00\x00blk.0")
-    told = fault(capsys, *run, "quantize.data=broken.dat", "quantize_output=z.gguf", code=4)
-    assert "not an importance matrix of this model: it ends at byte 13" in told
+    message = fault(capsys, *run, "quantize.data=broken.dat", "quantize_output=z.gguf", code=4)
+    assert "not an importance matrix of this model: it ends at byte 13" in message
     assert not Path("z.gguf").exists()

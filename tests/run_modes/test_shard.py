@@ -132,8 +132,8 @@ def test_predict_reads_a_sharded_checkpoint(capsys: pytest.CaptureFixture[str]) 
     before = contents(Path("outputs/tiny_llama_tp2_dp1"))
     source = "load_checkpoint=outputs/tiny_llama_tp2_dp1"
     refused(["verbosity=0", TINY, "predict_data=hi", source], 4)
-    said = "sharded for tp=2 dp=1 (as the manifest says), this run needs tp=1"
-    assert said in capsys.readouterr().err
+    reason = "sharded for tp=2 dp=1 (as the manifest says), this run needs tp=1"
+    assert reason in capsys.readouterr().err
     assert text(source, "auto_trans_ckpt=true") == expected
     assert contents(Path("outputs/tiny_llama_tp2_dp1")) == before
     assert not Path("transformed_checkpoint").exists()

@@ -136,9 +136,9 @@ def test_errors_come_before_fetching(
 ) -> None:
     """Of a model that is not there, by the name of its key."""
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
-    for words, said in REFUSED.items():
+    for words, message in REFUSED.items():
         refused(["model=smollm2_135m", "predict_data=x", *words.split(" ")], 2)
-        assert re.search(said, capsys.readouterr().err), words
+        assert re.search(message, capsys.readouterr().err), words
     assert not (tmp_path / "cache/pypi").exists()
 
 
@@ -178,10 +178,10 @@ def test_in_python_too() -> None:
     for row in model.generate(ids, response_format=FORMAT, num_return_sequences=3, **options):
         assert is_pet(tokenizer.decode(row[len(ids) :], skip_special_tokens=True))
     pipe = pipeline("text_generation", model=model, tokenizer=tokenizer, guided_choice=["a", "bc"])
-    (made,) = pipe("hi", max_new_tokens=9)
-    assert made["text_generation_text"][0] in ("hia", "hibc")
-    (made,) = pipe("hi", max_new_tokens=9, guided_choice=None)
-    assert made["text_generation_text"][0] in ("hia", "hibc")
+    (answer,) = pipe("hi", max_new_tokens=9)
+    assert answer["text_generation_text"][0] in ("hia", "hibc")
+    (answer,) = pipe("hi", max_new_tokens=9, guided_choice=None)
+    assert answer["text_generation_text"][0] in ("hia", "hibc")
     free = model.generate(ids, max_new_tokens=9, eos_token_id=[])[0]  # later calls are free again
     assert len(free) == len(ids) + 9
     with pytest.raises(ConfigError, match=r"guided_regex: .*unclosed group"):

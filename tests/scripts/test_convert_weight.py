@@ -31,18 +31,18 @@ def test_the_command_of_the_bloom_document(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     file = tmp_path / "output_path/combine.ckpt"
     assert f"wrote {file.relative_to(tmp_path)}, config and tokenizer in" in done.stderr
-    given, made = open_torch(BIN), open_ckpt(file)
+    given, written = open_torch(BIN), open_ckpt(file)
     for kind, shape in (("weight", (4, 3, 4, 16)), ("bias", (4, 3, 4))):
         fused = given[f"transformer.h.1.self_attention.query_key_value.{kind}"].read()
         for part in range(3):
             wanted = fused.reshape(shape)[:, part].reshape(16, *shape[3:])
-            found = made[f"blocks.1.attention.dense{part + 1}.{kind}"].read()
+            found = written[f"blocks.1.attention.dense{part + 1}.{kind}"].read()
             np.testing.assert_array_equal(found, wanted)
     up = given["transformer.h.0.mlp.dense_h_to_4h.weight"].read()
-    np.testing.assert_array_equal(made["blocks.0.output.mapping.weight"].read(), up.T)
+    np.testing.assert_array_equal(written["blocks.0.output.mapping.weight"].read(), up.T)
     model = model_config_of(file)
     assert model is not None and (model.num_layers, model.num_heads) == (2, 4)
-    assert len(open_checkpoint(file, model)) == len(made)
+    assert len(open_checkpoint(file, model)) == len(written)
     again = script(tmp_path, *flags, "--mindspore_path=output_path")
     assert again.returncode == 2 and "exists already" in again.stderr
 
@@ -70,11 +70,11 @@ def test_another_type_is_rounded_to(tmp_path: Path) -> None:
     for name, kind in (("fp16", "F16"), ("bf16", "BF16")):
         flags = ["--model=gpt", f"--input_path={source}", f"--output_path={name}.ckpt"]
         assert script(tmp_path, *flags, f"--dtype={name}", "--layers=2").returncode == 0
-        made = open_ckpt(tmp_path / f"{name}.ckpt")
+        written = open_ckpt(tmp_path / f"{name}.ckpt")
         config = model_config_of(source)
-        assert config is not None and {one.dtype for one in made.values()} == {kind}
+        assert config is not None and {one.dtype for one in written.values()} == {kind}
         for key, tensor in open_checkpoint(source, config).items():
-            np.testing.assert_allclose(made[key].float32(), tensor.read(), rtol=2**-8, atol=1e-6)
+            np.testing.assert_allclose(written[key].float32(), tensor.read(), rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
         )
         assert done.returncode == 0, done.stderr
         manifest = read_manifest(model_dir)
-        made = (manifest.layout, manifest.batch_size, manifest.seq_length)
-        assert made == ("static_pair", int(batch), 64)
+        sizes = (manifest.layout, manifest.batch_size, manifest.seq_length)
+        assert sizes == ("static_pair", int(batch), 64)
     assert manifest.source == "test_model_dir" and manifest.model.seq_length == 128
     assert {graph.file for graph in manifest.graphs.values()} == {
         *("x_7.1b_prefill.mindir", "x_7.1b_inc.mindir")

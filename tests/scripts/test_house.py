@@ -34,8 +34,8 @@ def test_tests_that_are_not_collected_are_not_counted(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(): pass")
     assert house.items(tmp_path).startswith("1 test collected")
     (tmp_path / "test_other.py").write_text("import nowhere")
-    told = house.items(tmp_path)
-    assert told.startswith("not counted, -m pytest") and "ended with 2: 1 test collected" in told
+    text = house.items(tmp_path)
+    assert text.startswith("not counted, -m pytest") and "ended with 2: 1 test collected" in text
 
 
 def test_core_code_takes_no_config_of_a_run() -> None:

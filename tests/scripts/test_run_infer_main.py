@@ -61,8 +61,8 @@ def expected(folder: Path, *, special: bool) -> str:
     """The expected text of the checkpoint, printed as the script prints it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(QUESTION, add_special_tokens=special)["input_ids"]
-    made = AutoModel.from_pretrained(folder).generate(ids, max_length=24)
-    return str([tokenizer.decode(made[0], skip_special_tokens=True)])
+    ids_generated = AutoModel.from_pretrained(folder).generate(ids, max_length=24)
+    return str([tokenizer.decode(ids_generated[0], skip_special_tokens=True)])
 
 
 def test_a_chatglm_6b_is_asked(here: Path, answer: Callable[..., str]) -> None:
@@ -87,8 +87,8 @@ def test_a_chatglm3_is_asked_by_its_graphs_alone(
 def test_sizes_that_the_graphs_of_a_family_tell(here: Path, family: str) -> None:
     name = "glm" if family == "glm" else "glm3"
     config = json.loads((here / name / "config.json").read_text(encoding="utf-8"))
-    told = sizes_in_graphs(family, graphs(here / f"{name}_pair"))
-    assert told.pop("num_heads") == config["num_attention_heads"]
-    assert told.pop("vocab_size") == 480
-    assert told == {size: config[size] for size in told}
-    assert ("inner_hidden_size" if family == "glm" else "multi_query_group_num") in told
+    sizes = sizes_in_graphs(family, graphs(here / f"{name}_pair"))
+    assert sizes.pop("num_heads") == config["num_attention_heads"]
+    assert sizes.pop("vocab_size") == 480
+    assert sizes == {size: config[size] for size in sizes}
+    assert ("inner_hidden_size" if family == "glm" else "multi_query_group_num") in sizes

@@ -32,23 +32,23 @@ def sbom(*words: str | Path) -> dict[str, Any]:
 def test_a_wheel_runs_with_what_the_lock_has_above_its_tests(tmp_path: Path) -> None:
     wheel = tmp_path / "mindspore_lite_runner-1.0.0rc1-py3-none-manylinux_2_28_x86_64.whl"
     wheel.write_bytes(b"content")
-    made = sbom(wheel)
-    own = made["metadata"]["component"]
+    bom = sbom(wheel)
+    own = bom["metadata"]["component"]
     assert own["purl"] == "pkg:pypi/mindspore-lite-runner@1.0.0rc1"
     assert own["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"content").hexdigest()}]
     above = (ROOT / "requirements/lock.txt").read_text().partition("\n# core\n")[2]
     above = above.partition("\n# tests\n")[0]
-    assert len(made["components"]) == above.count("==") > 50
-    assert sum(len(one["hashes"]) for one in made["components"]) == above.count("--hash=sha256:")
-    assert any(one["name"] == "mindspore" for one in made["components"])
+    assert len(bom["components"]) == above.count("==") > 50
+    assert sum(len(one["hashes"]) for one in bom["components"]) == above.count("--hash=sha256:")
+    assert any(one["name"] == "mindspore" for one in bom["components"])
 
 
 def test_an_environment_has_its_packages_and_what_each_requires() -> None:
-    made = sbom()
-    found = {one["name"]: one for one in made["components"]}
+    bom = sbom()
+    found = {one["name"]: one for one in bom["components"]}
     assert found["numpy"]["version"] == metadata.version("numpy")
     assert found["Jinja2" if "Jinja2" in found else "jinja2"]["purl"].startswith("pkg:pypi/jinja2@")
-    edges = {one["ref"]: one["dependsOn"] for one in made["dependencies"]}
+    edges = {one["ref"]: one["dependsOn"] for one in bom["dependencies"]}
     hydra = edges[found["hydra-core"]["purl"]]
     assert any(one.startswith("pkg:pypi/omegaconf@") for one in hydra)
     assert all(found[name]["licenses"] for name in ("numpy", "hydra-core", "uvicorn"))

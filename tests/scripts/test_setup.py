@@ -257,12 +257,12 @@ def test_a_half_made_environment_is_made_anew(checkout: Path) -> None:
 
 def test_a_package_with_another_hash_is_reported(checkout: Path) -> None:
     python = python_of("3.11", checkout.parent / "bin/python3.11")
-    said = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
+    message = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
     python.write_text(
-        python.read_text().replace('    echo "$* $PIP', f'    echo "{said}"; exit 1; echo "')
+        python.read_text().replace('    echo "$* $PIP', f'    echo "{message}"; exit 1; echo "')
     )
     failed = run("scripts/setup.sh", "run", cwd=checkout, env={"PYTHON": str(python)})
-    assert failed.returncode == 3 and said in failed.stderr
+    assert failed.returncode == 3 and message in failed.stderr
     assert "its SHA-256 is another than in requirements/lock.txt\n  -> " in failed.stderr
 
 
@@ -370,13 +370,13 @@ def test_lite_gets_its_python_from_conda_forge(
     checkout: Path, no_python: dict[str, str], tool: str
 ) -> None:
     """A stand-in that takes the words of the three tools and makes the environment."""
-    made = python_of("3.7", checkout.parent / "made")
+    python = python_of("3.7", checkout.parent / "made")
     executable(
         Path(no_python["PATH"]) / tool,
         f"""
 [ "$*" = "create --yes --quiet --prefix .python3.7/conda --channel conda-forge python=3.7" ] ||
   exit 2
-mkdir -p .python3.7/conda/bin; cp {made} .python3.7/conda/bin/python3.7
+mkdir -p .python3.7/conda/bin; cp {python} .python3.7/conda/bin/python3.7
 """,
     )
     done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
@@ -413,12 +413,12 @@ esac
     )
     assert (checkout / ".python3.7/setup.log").read_text() == "no network\n" * 2
 
-    made = python_of("3.7", checkout.parent / "made")
+    python = python_of("3.7", checkout.parent / "made")
     executable(
         uv,
         f"""
 [ "$*" = "python install --install-dir .python3.7 3.7" ] || exit 2
-mkdir -p .python3.7/cpython-3.7.9-x/bin; cp {made} .python3.7/cpython-3.7.9-x/bin/python3.7
+mkdir -p .python3.7/cpython-3.7.9-x/bin; cp {python} .python3.7/cpython-3.7.9-x/bin/python3.7
 """,
     )
     done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)

@@ -100,8 +100,8 @@ class Soak:
         elif number % 8 == 5:
             body |= {"logprobs": 2, "echo": True}
         elif number % 4 == 2:
-            said = "".join(map(chr, body.pop("prompt")))
-            body["messages"] = [{"role": "user", "content": said}]
+            text = "".join(map(chr, body.pop("prompt")))
+            body["messages"] = [{"role": "user", "content": text}]
         return body
 
     async def _one(self, http: httpx2.AsyncClient, number: int) -> None:
@@ -171,8 +171,8 @@ class Soak:
 
     async def _adapter(self, http: httpx2.AsyncClient, name: str, body: dict[str, Any]) -> None:
         """An adapter comes, answers and goes; unless it is there already."""
-        made = {"lora_name": name, "lora_path": self.comes}
-        answer = await http.post("/v1/load_lora_adapter", json=made)
+        adapter = {"lora_name": name, "lora_path": self.comes}
+        answer = await http.post("/v1/load_lora_adapter", json=adapter)
         if answer.status_code == 200:
             await self._whole(http, {**body, "model": name})
             answer = await http.post("/v1/unload_lora_adapter", json={"lora_name": name})
@@ -243,8 +243,10 @@ def _soak(folder: Path, given: argparse.Namespace) -> list[float]:
         for round in range(given.rounds):
             asyncio.run(soak.run(given.requests // given.rounds, given.clients))
             sizes.append(server.memory_info().rss / 2**20)
-            told = " ".join(f"{kind}={count}" for kind, count in sorted(soak.done.items()))
-            print(f"round {round + 1}: {sizes[-1]:.1f} MiB, {server.num_threads()} threads, {told}")
+            kinds = " ".join(f"{kind}={count}" for kind, count in sorted(soak.done.items()))
+            print(
+                f"round {round + 1}: {sizes[-1]:.1f} MiB, {server.num_threads()} threads, {kinds}"
+            )
         until_idle(found[1])
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

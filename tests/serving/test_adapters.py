@@ -49,13 +49,13 @@ def models(served: Served) -> list[str]:
 
 
 def test_adapters_are_loaded_and_unloaded(served: Served) -> None:
-    status, _, said = call(served, LOAD, {"lora_name": "new", "lora_path": "x"})
-    assert (status, said) == (200, b"Success: LoRA adapter 'new' added successfully.")
+    status, _, body = call(served, LOAD, {"lora_name": "new", "lora_path": "x"})
+    assert (status, body) == (200, b"Success: LoRA adapter 'new' added successfully.")
     assert models(served) == ["base", "a", "new"]
     answer = served.client.completions.create(model="new", prompt="x", max_tokens=3)
     assert answer.model == "new"
-    status, _, said = call(served, UNLOAD, {"lora_name": "new"})
-    assert (status, said) == (200, b"Success: LoRA adapter 'new' removed successfully.")
+    status, _, body = call(served, UNLOAD, {"lora_name": "new"})
+    assert (status, body) == (200, b"Success: LoRA adapter 'new' removed successfully.")
     assert models(served) == ["base", "a"]
     with pytest.raises(openai.NotFoundError):
         served.client.completions.create(model="new", prompt="x")
@@ -79,8 +79,8 @@ def test_running_requests_complete_before_an_adapter_is_unloaded(served: Served)
     while "a" in models(served):
         time.sleep(0.005)
     assert call(served, "/v1/completions", {"model": "a", "prompt": "x"})[0] == 404
-    status, _, said = call(served, LOAD, {"lora_name": "a", "lora_path": "x"})
-    assert status == 400 and b"there is a model a already" in said
+    status, _, body = call(served, LOAD, {"lora_name": "a", "lora_path": "x"})
+    assert status == 400 and b"there is a model a already" in body
     for thread in (*asking, leaving):
         thread.join()
     assert texts == [text_of(alone(b"hello", "a", max_new_tokens=60))] * 6

@@ -363,8 +363,8 @@ def test_the_adapters_in_use_are_reported(start: Start) -> None:
         while served.server.adapter_uses.total() < threads.index(thread) + 1:
             time.sleep(0.005)
     shown = 'max_lora="0",running_lora_adapters="a,b",waiting_lora_adapters="a"'
-    while shown not in (told := call(served, "/metrics")[2].decode()):
-        assert any(thread.is_alive() for thread in threads), told
+    while shown not in (metrics := call(served, "/metrics")[2].decode()):
+        assert any(thread.is_alive() for thread in threads), metrics
     for thread in threads:
         thread.join()
 

@@ -244,11 +244,11 @@ async def rest(stream: openai.AsyncStream[Completion]) -> str:
 def cluster(ray_python: Path) -> Iterator[Cluster]:
     # Ray's sockets are below it, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        made = Cluster(ray_python, Path(folder))
+        started = Cluster(ray_python, Path(folder))
         try:
-            yield made
+            yield started
         finally:
-            made.close()
+            started.close()
 
 
 def test_replicas_register_plugins(
@@ -281,8 +281,8 @@ def served(
         "model.model_config.seq_length=8192",
         *("serve.load_adapters=true", "adapter_root=."),
     )
-    with Served(cluster, ray_python, folder, "tiny_llama", "model=tiny_llama", *options) as made:
-        yield made
+    with Served(cluster, ray_python, folder, "tiny_llama", "model=tiny_llama", *options) as server:
+        yield server
 
 
 def test_texts_that_begin_alike_go_to_one_replica(served: Served) -> None:
@@ -330,8 +330,8 @@ def test_an_adapter_is_loaded_on_all_replicas_or_none(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="lora_path"):
         served.post("/load_lora_adapter", lora_name="later", lora_path="nothing")
     assert lists(known)
-    said = served.post("/load_lora_adapter", lora_name="later", lora_path="later")
-    assert said == "Success: LoRA adapter 'later' added successfully."
+    answer = served.post("/load_lora_adapter", lora_name="later", lora_path="later")
+    assert answer == "Success: LoRA adapter 'later' added successfully."
     assert lists(known | {"later"})
     served.post("/unload_lora_adapter", lora_name="zh")
     assert lists((known | {"later"}) - {"zh"})
@@ -424,7 +424,7 @@ def test_an_unexpected_error_is_reported(ray_python: Path) -> None:
     )
     assert done.stderr.count("a request failed") == len(types)
     assert done.stderr.count("KeyError: 'unforeseen'") == len(types)
-    told = "internal error; the server's log has it"
+    message = "internal error; the server's log has it"
     for content_type, line in zip(types, done.stdout.splitlines(), strict=True):
         start, *others = json.loads(line)
         if content_type == "application/json":  # uvicorn ends the connection
@@ -433,7 +433,7 @@ def test_an_unexpected_error_is_reported(ray_python: Path) -> None:
         assert start["status"] == (200 if content_type else 500)
         assert not others[-1].get("more_body")
         body = others[-1]["body"].removeprefix("data: ")
-        assert json.loads(body)["error"]["message"] == told
+        assert json.loads(body)["error"]["message"] == message
 
 
 def test_no_request_waits_for_all_replicas_to_start(ray_python: Path) -> None:
@@ -447,8 +447,8 @@ def test_no_request_waits_for_all_replicas_to_start(ray_python: Path) -> None:
     cancelled, line = done.stdout.splitlines()
     start, answer = json.loads(line)
     assert cancelled == "cancelled" and start["status"] == 503
-    told = {"code": "unavailable", "message": "no replica is ready: they are starting"}
-    assert json.loads(answer["body"])["error"].items() >= told.items()
+    error = {"code": "unavailable", "message": "no replica is ready: they are starting"}
+    assert json.loads(answer["body"])["error"].items() >= error.items()
 
 
 def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> None:

@@ -71,8 +71,8 @@ def test_chunks_cached_prefixes_and_generation_beside_change_nothing(
     for pooling in ("mean", "last"):
         served = started(start, qwen3, pooling, token_budget=8)
         first = post(served, **asked).json()
-        said = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{served.url}/v1/completions", json=said) as stream:
+        completion = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{served.url}/v1/completions", json=completion) as stream:
             next(stream.iter_lines())
             assert post(served, **asked).json() == first
         served.until_idle()
@@ -151,8 +151,8 @@ def test_prompts_of_the_checkpoint(start: Start, qwen3: Reference) -> None:
     """Before each text, by name; the usual one where none is asked for."""
     prompts = {"query": "Q: ", "document": ""}
     backend: NativeBackend = qwen3.native(2, 40, cache="fp32", threads=1)
-    made = EmbeddingConfig("last", normalize=False, prompts=prompts, usual="query")
-    served = start(backend, embedding=made)
+    config = EmbeddingConfig("last", normalize=False, prompts=prompts, usual="query")
+    served = start(backend, embedding=config)
 
     def vector(**body: Any) -> list[float]:
         found: list[float] = post(served, **body).json()["data"][0]["embedding"]

@@ -44,15 +44,15 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
         assert name == f"event: {events[-1]['type']}"
     first, last = events[0], events[-1]
     assert (first["type"], last) == ("message_start", {"type": "message_stop"})
-    made, indices = first["message"], []
+    built, indices = first["message"], []
     written: dict[int, str] = {}  # arguments by block
     for event in events[1:-1]:
         if event["type"] == "content_block_start":
             indices.append(event["index"])
-            made["content"].append(event["content_block"])
+            built["content"].append(event["content_block"])
         elif event["type"] == "content_block_delta":
             assert event["index"] == indices[-1]
-            block, delta = made["content"][-1], event["delta"]
+            block, delta = built["content"][-1], event["delta"]
             if delta["type"] == "input_json_delta":
                 written[event["index"]] = written.get(event["index"], "") + delta["partial_json"]
             else:
@@ -60,17 +60,18 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
         elif event["type"] == "content_block_stop":
             assert event["index"] == indices[-1]
             if event["index"] in written:
-                made["content"][-1]["input"] = json.loads(written[event["index"]])
+                built["content"][-1]["input"] = json.loads(written[event["index"]])
         else:
-            made |= event["delta"] | {"usage": event["usage"]}
+            built |= event["delta"] | {"usage": event["usage"]}
     kinds = [event["type"] for event in events]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == len(indices)
-    assert indices == [*range(len(indices))] and made["id"].startswith("msg_")
-    assert prompt_tokens(made) == prompt_tokens(whole) and made["usage"]["cache_read_input_tokens"]
+    assert indices == [*range(len(indices))] and built["id"].startswith("msg_")
+    assert prompt_tokens(built) == prompt_tokens(whole)
+    assert built["usage"]["cache_read_input_tokens"]
     same = {"id": 0, "usage": 0}
-    for block in (*made["content"], *whole["content"]):
+    for block in (*built["content"], *whole["content"]):
         assert block.pop("id", "call_").startswith("call_")
-    assert made | same == whole | same
+    assert built | same == whole | same
     return whole
 
 
@@ -143,8 +144,8 @@ def test_the_conversation_goes_to_the_template(start: Start) -> None:
     body = {"messages": messages, "system": system, "tools": [TOOL]}
     counted = json.loads(sent(served, f"{PATH}/count_tokens", body))["input_tokens"]
     tokenizer = served.tokenizer
-    made = chat_request(CountTokens.model_validate(body), tokenizer)
-    said = [one.model_dump(exclude_none=True) for one in made.messages]
+    request = chat_request(CountTokens.model_validate(body), tokenizer)
+    said = [one.model_dump(exclude_none=True) for one in request.messages]
     assert [one["role"] for one in said] == ["system", "user", "assistant", "tool", "user"]
     assert said[0]["content"] == "Be brief.\nBe kind." and said[1]["content"] == "a\nb"
     assert said[2]["reasoning"] == "Hm." and said[2]["content"] == "I look."
@@ -170,17 +171,17 @@ def test_options_have_the_meaning_of_chats(start: Start) -> None:
     }
     body = MessagesRequest.model_validate({**ASKED, **given})
     tokenizer = tokenizer_with_chat(SWITCHED + "{{ reasoning_effort }}", MARKS)
-    made = chat_request(body, tokenizer).model_dump(exclude_none=True, by_alias=True)
-    assert (made["temperature"], made["top_k"], made["top_p"], made["max_tokens"]) == (
+    request = chat_request(body, tokenizer).model_dump(exclude_none=True, by_alias=True)
+    assert (request["temperature"], request["top_k"], request["top_p"], request["max_tokens"]) == (
         0.5,
         4,
         0.9,
         3,
     )
-    assert made["enable_thinking"] is True and made["thinking_token_budget"] == 5
-    assert made["reasoning_effort"] == "xhigh"
-    assert made["tool_choice"]["function"] == {"name": "clock"}
-    assert made["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert request["enable_thinking"] is True and request["thinking_token_budget"] == 5
+    assert request["reasoning_effort"] == "xhigh"
+    assert request["tool_choice"]["function"] == {"name": "clock"}
+    assert request["response_format"]["json_schema"]["schema"] == {"type": "object"}
     form = {"type": "json_schema", "schema": {"const": "a"}}
     message = asked(start_with(start, '"a"'), output_config={"format": form})
     assert message["content"][0]["text"] == '"a"'

@@ -65,8 +65,8 @@ def test_prometheus_answers_what_the_dashboard_asks(launch: Launch, tmp_path: Pa
             for prompt, status in (([97, 98, 99] * 20, 200), ([], 400)):
                 asked = {"prompt": prompt, "max_tokens": 4}
                 headers = {"Authorization": f"Bearer {key.read_text()}"}
-                told = httpx2.post(f"{url}/v1/completions", json=asked, headers=headers)
-                assert told.status_code == status
+                answer = httpx2.post(f"{url}/v1/completions", json=asked, headers=headers)
+                assert answer.status_code == status
             time.sleep(0.5)
             waiting = {query for query in waiting if not answered(address, query)}
     finally:

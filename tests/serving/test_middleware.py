@@ -204,8 +204,8 @@ def test_values_are_those_outside_strings() -> None:
         return 0
 
     for _ in range(300):
-        made = value(5)
-        assert middleware._values(json.dumps(made).encode()) == openings(made), made
+        values = value(5)
+        assert middleware._values(json.dumps(values).encode()) == openings(values), values
     check_values(b'{"prompt":"' + b',[{:\\"' * MAX_VALUES + b'"}')
 
 

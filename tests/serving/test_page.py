@@ -58,12 +58,12 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     """A tab that has nothing to say at the end but what a test has taken out."""
     if CHROMIUM is None:
         pytest.skip(f"{NO_BROWSER}: neither chromium nor google-chrome is on PATH")
-    made = Browser(tmp_path / "profile")
+    opened = Browser(tmp_path / "profile")
     try:
-        yield made
-        assert made.said == []
+        yield opened
+        assert opened.said == []
     finally:
-        made.close()
+        opened.close()
 
 
 Visit = Callable[..., Served]
@@ -390,12 +390,12 @@ def test_texts_for_screen_readers(browser: Browser, visit: Visit) -> None:
         "false"
     )
     assert browser.evaluate("document.querySelector('#status').textContent") == f"base: {SAYING}"
-    told = browser.accessible()
-    used = [name for role, name in told if role in USED]
+    labels = browser.accessible()
+    used = [name for role, name in labels if role in USED]
     assert all(used) and {"Model", "Theme", "Message", "Send", "System prompt"} <= set(used)
-    headings = [name.strip() for role, name in told if role == "heading"]
+    headings = [name.strip() for role, name in labels if role == "heading"]
     assert headings == [f"lite-runner {__version__}", "You", "base", "Settings"]
-    roles = {role for role, _ in told}
+    roles = {role for role, _ in labels}
     assert {"banner", "main", "complementary", "status", "list"} <= roles
 
 

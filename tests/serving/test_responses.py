@@ -57,33 +57,33 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
     first, second, *changes, last = events_of(sent(served, PATH, {**ASKED, **more, "stream": True}))
     assert (first["type"], second["type"]) == ("response.created", "response.in_progress")
     assert first["response"]["output"] == [] and first["response"]["status"] == "in_progress"
-    made: list[Any] = []
+    items: list[Any] = []
     for event in changes:
         kind = event["type"].removeprefix("response.")
         place = event["output_index"]
         if kind == "output_item.added":
-            assert place == len(made) and event["item"]["status"] == "in_progress"
-            made.append(event["item"])
+            assert place == len(items) and event["item"]["status"] == "in_progress"
+            items.append(event["item"])
         elif kind == "output_item.done":
-            assert made[place]["id"] == event["item"]["id"]
+            assert items[place]["id"] == event["item"]["id"]
             same = {"status": event["item"]["status"]}
-            for item in (made[place], event["item"]):
+            for item in (items[place], event["item"]):
                 for part in item.get("content", ()):
                     part.pop("logprobs", None)
-            assert made[place] | same == event["item"]
+            assert items[place] | same == event["item"]
         elif kind == "content_part.added":
-            made[place]["content"].append(event["part"])
+            items[place]["content"].append(event["part"])
         elif kind == "function_call_arguments.delta":
-            made[place]["arguments"] += event["delta"]
+            items[place]["arguments"] += event["delta"]
         elif kind.endswith(".delta"):
-            made[place]["content"][0]["text"] += event["delta"]
+            items[place]["content"][0]["text"] += event["delta"]
         else:
-            item = made[event["output_index"]]
+            item = items[event["output_index"]]
             said = item["arguments"] if "arguments" in item else item["content"][0]["text"]
             if kind != "content_part.done":
                 assert event.get("text", event.get("arguments")) == said
         if kind not in ("output_item.added", "output_item.done"):
-            assert event["item_id"] == made[place]["id"]
+            assert event["item_id"] == items[place]["id"]
     response = last["response"]
     assert last["type"] == f"response.{response['status']}"
     same = {"id": 0, "created_at": 0, "completed_at": 0, "usage": 0, "output": 0}
@@ -170,11 +170,11 @@ def test_items_go_to_the_template(start: Start) -> None:
     given = {**ASKED, "input": items, "instructions": "Be brief.", "tools": [TOOL]}
     body = ResponsesRequest.model_validate(given)
     assert not isinstance(body.input, str)
-    said = [one.model_dump(exclude_none=True) for one in chat_request(body, body.input).messages]
-    assert [one["role"] for one in said] == ["system", "user", "assistant", "tool", "tool", "user"]
-    assert said[0]["content"] == "Be brief.\n\nBe kind."
-    assert said[2]["reasoning"] == "Hm." and said[2]["content"] == "I look."
-    assert [one["id"] for one in said[2]["tool_calls"]] == ["1", "2"]
+    turns = [one.model_dump(exclude_none=True) for one in chat_request(body, body.input).messages]
+    assert [one["role"] for one in turns] == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert turns[0]["content"] == "Be brief.\n\nBe kind."
+    assert turns[2]["reasoning"] == "Hm." and turns[2]["content"] == "I look."
+    assert [one["id"] for one in turns[2]["tool_calls"]] == ["1", "2"]
     counted = json.loads(sent(served, f"{PATH}/input_tokens", given))
     assert counted["input_tokens"] == asked(served, **given)["usage"]["input_tokens"]
 
@@ -189,11 +189,11 @@ def test_options_have_the_meaning_of_chats() -> None:
         "reasoning": {"effort": "max", "summary": "auto"},
         "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
     }
-    said = MessageItem(role="user", content="hi")
-    made = chat_request(ResponsesRequest.model_validate(given), [said])
-    assert (made.temperature, made.top_p, made.max_completion_tokens) == (0.5, 0.9, 3)
-    assert (made.logprobs, made.top_logprobs, made.reasoning_effort) == (True, 2, "xhigh")
-    assert made.response_format is not None and made.response_format.json_schema is not None
+    item = MessageItem(role="user", content="hi")
+    request = chat_request(ResponsesRequest.model_validate(given), [item])
+    assert (request.temperature, request.top_p, request.max_completion_tokens) == (0.5, 0.9, 3)
+    assert (request.logprobs, request.top_logprobs, request.reasoning_effort) == (True, 2, "xhigh")
+    assert request.response_format is not None and request.response_format.json_schema is not None
 
 
 def test_structured_text_and_log_probabilities(start: Start) -> None:

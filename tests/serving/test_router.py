@@ -239,7 +239,7 @@ def test_models_come_and_go(launch: Launch, folder: Path) -> None:
     text = ask("small")
     assert client.embeddings.create(model="small", input="hi").data
     assert states() == {"other": "loaded", "small": "loaded", "tiny_qwen2": "unloaded"}
-    made = client.responses.create(model="small", input="hi", max_output_tokens=3)
+    response = client.responses.create(model="small", input="hi", max_output_tokens=3)
     assert ask("tiny_qwen2") and states()["other"] == "unloaded"
     now = processes()
     assert len(now) == 2 and not first.keys() & now.keys()  # all that it took is free
@@ -251,8 +251,8 @@ def test_models_come_and_go(launch: Launch, folder: Path) -> None:
     with pytest.raises(openai.NotFoundError, match="no response 'resp_x'"):
         client.responses.retrieve("resp_x")
     assert ask("other") and ask("tiny_qwen2") and states()["small"] == "unloaded"
-    assert client.responses.retrieve(made.id) == made and states()["small"] == "loaded"
-    again = {"model": "small", "input": "so?", "previous_response_id": made.id}
+    assert client.responses.retrieve(response.id) == response and states()["small"] == "loaded"
+    again = {"model": "small", "input": "so?", "previous_response_id": response.id}
     assert client.responses.create(**again, max_output_tokens=3).output_text
     for status, body in ((404, {"model": "nope"}), (400, {"model": 5})):
         answer = httpx2.post(f"{url}/v1/completions", json={"prompt": "hi", **body})

@@ -175,8 +175,8 @@ def test_unsupported_fields_are_refused_by_name(start: Start) -> None:
 def test_an_earlier_answer_comes_back_whole(start: Start) -> None:
     served, asked = start(), CHAT["messages"]
     answer = served.client.chat.completions.create(model="base", messages=asked, max_tokens=3)
-    said = answer.choices[0].message.model_dump()
-    body = {"messages": [*asked, said | {"tool_calls": []}, *asked], "max_tokens": 3}
+    message = answer.choices[0].message.model_dump()
+    body = {"messages": [*asked, message | {"tool_calls": []}, *asked], "max_tokens": 3}
     sent(served, "/v1/chat/completions", body)
 
 

@@ -323,8 +323,8 @@ def test_tls(launch: Launch, tmp_path: Path) -> None:
         pytest.skip("openssl makes the certificate")
     files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    subprocess.run([*made, "-nodes", *files, *subject], check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    subprocess.run([*command, "-nodes", *files, *subject], check=True, capture_output=True)
     _, url = launch("serve.tls_cert=cert.pem", "serve.tls_key=key.pem")
     trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
     assert url.startswith("https://")

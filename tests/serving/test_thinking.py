@@ -116,8 +116,8 @@ def test_a_model_that_does_not_think(start: Start) -> None:
 def refused(served: Served, **more: Any) -> str:
     status, _, content = call(served, CHAT, {**ASKED, **more})
     assert status == 400
-    said: str = json.loads(content)["error"]["message"]
-    return said
+    message: str = json.loads(content)["error"]["message"]
+    return message
 
 
 def rendered(served: Served, **body: Any) -> str:
@@ -147,8 +147,8 @@ def test_tokenize_counts_what_a_chat_does(start: Start) -> None:
     assert "low[assistant]" in rendered(
         start_with(start, EFFORT, ""), chat_template_kwargs={"reasoning_effort": "low"}
     )
-    said = json.loads(call(served, "/tokenize", {"prompt": "a", **off})[2])["error"]["message"]
-    assert said == "chat_template_kwargs: only with messages"
+    message = json.loads(call(served, "/tokenize", {"prompt": "a", **off})[2])["error"]["message"]
+    assert message == "chat_template_kwargs: only with messages"
 
 
 def test_an_effort_is_the_templates(start: Start) -> None:
@@ -172,9 +172,9 @@ def test_a_switch_that_a_template_lacks_is_refused(start: Start) -> None:
 def test_an_earlier_turns_goes_to_the_template(start: Start, name: str) -> None:
     served = start_with(start, SWITCHED, THOUGHT)
     earlier = {"role": "assistant", "content": "Yes.", name: "Why?"}
-    said = {"messages": [ASKED["messages"][0], earlier, {"role": "user", "content": "Sure?"}]}
-    asked(served, **said)
-    assert "[assistant]Why?Yes.[user]Sure?" in rendered(served, **said)
+    body = {"messages": [ASKED["messages"][0], earlier, {"role": "user", "content": "Sure?"}]}
+    asked(served, **body)
+    assert "[assistant]Why?Yes.[user]Sure?" in rendered(served, **body)
 
 
 @pytest.mark.parametrize(("template", "text"), [(SWITCHED, THOUGHT), (BEGUN, THOUGHT[7:])])
@@ -232,10 +232,10 @@ def test_calls_come_behind_it(start: Start) -> None:
     """Read where the model makes one, and forced there where it makes none."""
     template = "{% if tools %}{{ tools[0].function.name }}{# <tool_call> #}{% endif %}" + SWITCHED
     tools = [{"type": "function", "function": {"name": "clock"}}]
-    made = (
+    calls = (
         '<think>Hm. <tool_call></think>\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     )
-    for text, choice in ((made, "auto"), ("<think>Hm. <tool_call></think>no", "required")):
+    for text, choice in ((calls, "auto"), ("<think>Hm. <tool_call></think>no", "required")):
         message = asked(start_with(start, template, text), tools=tools, tool_choice=choice)
         assert (message["reasoning"], message["content"]) == ("Hm. <tool_call>", None)
         assert [one["function"]["name"] for one in message["tool_calls"]] == ["clock"]
@@ -299,8 +299,8 @@ def test_a_call_behind_the_analysis(start: Start) -> None:
     served = gpt_oss(start, f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|>{LOOKS}")
     message = asked(served, tools=[LOOK])
     assert (message["reasoning"], message["content"]) == ("Why?", "I look.")
-    (made,) = message["tool_calls"]
-    assert made["function"] == {"name": "look", "arguments": '{"at": "sea"}'}
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": "sea"}'}
     with served.client.responses.stream(model="base", input="hi", temperature=0) as stream:
         kinds = [item.type for item in stream.get_final_response().output]
     assert kinds[:2] == ["reasoning", "message"]
@@ -312,9 +312,9 @@ def test_gpt_oss_thinks_before_what_is_restricted(start: Start, text: str) -> No
     message = asked(served, guided_choice=["Oslo", "Rome"], thinking_token_budget=20)
     assert message["content"] in ("Oslo", "Rome") and message["reasoning"]
     message = asked(served, tools=[LOOK], tool_choice="required", thinking_token_budget=3)
-    (made,) = message["tool_calls"]
-    assert json.loads(made["function"]["arguments"])["at"] in ("sea", "sky")
-    assert made["function"]["name"] == "look" and len(message["reasoning"]) == 3
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["at"] in ("sea", "sky")
+    assert call["function"]["name"] == "look" and len(message["reasoning"]) == 3
     message = asked(served, tools=[LOOK], guided_choice=["Oslo", "Rome"], thinking_token_budget=3)
     assert message["content"] in ("Oslo", "Rome") or message["tool_calls"]
 

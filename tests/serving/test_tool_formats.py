@@ -122,17 +122,17 @@ def tried(form: CallFormat, chance: random.Random) -> None:
     tools = {name: object_of(chance) for name in ("look_up", "look")}
     count = 2 if form.between is not None and chance.random() < 0.3 else 1
     names = chance.choices(list(tools), k=count)
-    made = [(name, value_of(tools[name], chance)) for name in names]
+    calls = [(name, value_of(tools[name], chance)) for name in names]
     said = (form.between or "").join(
         form.opening.replace("{name}", name) + written(form, value, tools[name]) + form.closing
-        for name, value in made
+        for name, value in calls
     )
     text = form.whole[0] + said + form.whole[1]
     name: Any = form.name
     assert text in Allowed(name, tools, several=True), (form.name, tools, text)
     cut = chance.randint(0, len(text))
     for pieces in ([text], list(text), [text[:cut], text[cut:]]):
-        assert read(name, pieces, tools) == ("", made), (form.name, tools, text)
+        assert read(name, pieces, tools) == ("", calls), (form.name, tools, text)
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)

@@ -354,8 +354,8 @@ def test_texts_stream_and_calls_come_at_the_end() -> None:
     assert parser.put(f" you{TURN_TAG} get_") == [" you"]
     assert parser.put("no ") == [" get_no "]
     assert parser.put(TURN_TAG + turn("a=1", "get")) == []
-    (made,) = parser.finish()
-    assert made.arguments == '{"a": 1}'  # type: ignore[union-attr]
+    (call,) = parser.finish()
+    assert call.arguments == '{"a": 1}'  # type: ignore[union-attr]
     assert parser.finish() == []
 
 

@@ -267,16 +267,16 @@ def test_an_answer_and_its_stream(
     (choice,) = answer.choices
     assert choice.finish_reason == ("tool_calls" if calls else "stop")
     assert (choice.message.content or "") == text
-    made = choice.message.tool_calls or []
-    assert [(one.function.name, json.loads(one.function.arguments)) for one in made] == calls
-    assert len({one.id for one in made}) == len(made)
+    calls_made = choice.message.tool_calls or []
+    assert [(one.function.name, json.loads(one.function.arguments)) for one in calls_made] == calls
+    assert len({one.id for one in calls_made}) == len(calls_made)
     with client.chat.completions.stream(**ASKED, temperature=0) as stream:
         (streamed,) = stream.get_final_completion().choices
     assert streamed.finish_reason == choice.finish_reason
     assert (streamed.message.content or "") == text
     found = streamed.message.tool_calls or []
     assert [one.function.model_dump(include={"name", "arguments"}) for one in found] == [
-        one.function.model_dump(include={"name", "arguments"}) for one in made
+        one.function.model_dump(include={"name", "arguments"}) for one in calls_made
     ]
 
 
@@ -288,21 +288,21 @@ def test_a_call_is_forced_for_every_model(start: Start, form: str) -> None:
     checked = TypeAdapter(Weather)
     answer = client.chat.completions.create(**ASKED, tool_choice=named, seed=0, temperature=2)
     (choice,) = answer.choices
-    (made,) = choice.message.tool_calls
+    (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and not choice.message.content
-    assert made.function.name == "get_weather"
-    checked.validate_json(made.function.arguments, strict=True)
+    assert call.function.name == "get_weather"
+    checked.validate_json(call.function.arguments, strict=True)
     names = set()
     for seed in range(9):
         answer = client.chat.completions.create(
             **ASKED, tool_choice="required", seed=seed, temperature=2, parallel_tool_calls=False
         )
-        (made,) = answer.choices[0].message.tool_calls
-        names.add(made.function.name)
-        if made.function.name == "clock":
-            assert json.loads(made.function.arguments) == {}
+        (call,) = answer.choices[0].message.tool_calls
+        names.add(call.function.name)
+        if call.function.name == "clock":
+            assert json.loads(call.function.arguments) == {}
         else:
-            checked.validate_json(made.function.arguments, strict=True)
+            checked.validate_json(call.function.arguments, strict=True)
         if len(names) == 2:
             break
     assert names == {"get_weather", "clock"}
@@ -404,14 +404,14 @@ def test_chatglm3_calls_tools(launch: Launch, tmp_path: Path) -> None:
     asked = {**ASKED, "model": client.models.list().data[0].id}
     answer = client.chat.completions.create(**asked, tool_choice="required", temperature=2)
     (choice,) = answer.choices
-    (made,) = choice.message.tool_calls
+    (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and not choice.message.content
-    assert made.function.name in ("get_weather", "clock")
-    made = made.model_dump(include={"id", "type", "function"})
+    assert call.function.name in ("get_weather", "clock")
+    call = call.model_dump(include={"id", "type", "function"})
     asked["messages"] = [
         *ASKED["messages"],
-        {"role": "assistant", "tool_calls": [made]},
-        {"role": "tool", "tool_call_id": made["id"], "content": "warm"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "warm"},
     ]
     more = client.chat.completions.create(**asked, max_tokens=1).usage.prompt_tokens
     assert more > answer.usage.prompt_tokens + 10
@@ -433,8 +433,8 @@ def test_marks_that_are_special_tokens_are_read_too(start: Start) -> None:
     answer = client.chat.completions.create(
         **ASKED, tool_choice="required", seed=2, temperature=2, parallel_tool_calls=False
     )
-    (made,) = answer.choices[0].message.tool_calls
-    assert made.function.name in ("get_weather", "clock")
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name in ("get_weather", "clock")
     tokenizer = tokenizer_with_chat(TEMPLATES["mistral"], ["[TOOL_CALLS]"])
     client = start(any_of(tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(**ASKED, tool_choice="required", seed=1)

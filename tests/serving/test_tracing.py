@@ -51,10 +51,10 @@ class Collector:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
+    opened = Collector()
+    yield opened
+    opened.http.shutdown()
+    opened.http.server_close()
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def test_a_failing_collector_is_reported_once(
     collector: Collector, capfd: pytest.CaptureFixture[str]
 ) -> None:
     collector.status = 500
-    made = Exporter(f"{collector.url}/v1/traces", {}, "x")
+    exporter = Exporter(f"{collector.url}/v1/traces", {}, "x")
     for _ in range(2):
-        made.put([{"name": "one"}])
+        exporter.put([{"name": "one"}])
         assert collector.spans() == [{"name": "one"}]
-    made.close()
+    exporter.close()
     assert capfd.readouterr().err.count("traces are not sent") == 1
 
 
@@ -114,8 +114,8 @@ def test_the_context_of_a_trace() -> None:
     assert trace_of(f"01-{TRACE}-{PARENT}-01-more") == Trace(TRACE, PARENT)
     assert trace_of(f"00-{TRACE}-{PARENT}-00") is None
     for header in ("", "00-1-2-01", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"):
-        made = trace_of(header)
-        assert made is not None and made.parent == "" and made.id not in (TRACE, "0" * 32)
+        trace = trace_of(header)
+        assert trace is not None and trace.parent == "" and trace.id not in (TRACE, "0" * 32)
 
 
 @pytest.mark.parametrize(

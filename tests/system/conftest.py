@@ -13,7 +13,7 @@ from lite_runner.system import memory
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The mount of cgroups; this process is in job/step of those of either version."""
     monkeypatch.setattr(memory, "_MOUNT", tmp_path)
-    told = tmp_path / "own"
-    told.write_text("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n0::/job/step\n")
-    monkeypatch.setattr(memory, "_OWN", told)
+    folder = tmp_path / "own"
+    folder.write_text("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n0::/job/step\n")
+    monkeypatch.setattr(memory, "_OWN", folder)
     return tmp_path

@@ -76,7 +76,7 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
     By default as Llama's: bytes for unknown characters, text left as it is.
     """
-    made: dict[str, Path] = {}
+    models: dict[str, Path] = {}
 
     def make(**options: Any) -> Path:
         options = {
@@ -92,15 +92,15 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
             **options,
         }
         key = json.dumps(options)
-        if key not in made:
+        if key not in models:
             data = io.BytesIO()
             lines = [line for text in TEXTS for line in text.split("\n") if line.strip()]
             sentencepiece.SentencePieceTrainer.Train(
                 sentence_iterator=iter(lines), model_writer=data, minloglevel=2, **options
             )
-            made[key] = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
-            made[key].write_bytes(data.getvalue())
-        return made[key]
+            models[key] = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
+            models[key].write_bytes(data.getvalue())
+        return models[key]
 
     return make
 

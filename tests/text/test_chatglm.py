@@ -71,8 +71,8 @@ def test_the_folder_tells_the_form(
 ) -> None:
     folder = model_folder(**config)
     assert load_tokenizer(folder, model_vocab=None).chat_form == form
-    told = load_tokenizer(folder / "tokenizer.model", model_vocab=None, chat_form="chatglm2")
-    assert told.chat_form == "chatglm2"
+    tokenizer = load_tokenizer(folder / "tokenizer.model", model_vocab=None, chat_form="chatglm2")
+    assert tokenizer.chat_form == "chatglm2"
 
 
 def test_prompts_begin_with_two_tokens_and_typed_ones_stay_text(
@@ -127,16 +127,16 @@ def test_tools_of_chatglm3(model_folder: Folder) -> None:
     tokenizer = load_tokenizer(model_folder(), model_vocab=None, chat_form="chatglm3")
     function = {"name": "clock", "description": "时间"}
     tools = [{"type": "function", "function": function}]
-    told = (
+    prompt = (
         "Answer the following questions as best as you can. You have access to the following"
         ' tools:\n[\n    {\n        "name": "clock",\n        "description": "时间"\n    }\n]'
     )
     asked = tokenizer.render_chat(CHAT[:1], tools=tools)
-    assert asked == f"[gMASK]sop<|system|>\n{told}<|user|>\n你好<|assistant|>"
+    assert asked == f"[gMASK]sop<|system|>\n{prompt}<|user|>\n你好<|assistant|>"
     system = {"role": "system", "content": "Be brief."}
     asked = tokenizer.render_chat([system, *CHAT[:1]], tools=tools)
-    assert asked == f"[gMASK]sop<|system|>\nBe brief.\n{told}<|user|>\n你好<|assistant|>"
-    with_tools = [{"role": "system", "content": told}, *CHAT[:1]]
+    assert asked == f"[gMASK]sop<|system|>\nBe brief.\n{prompt}<|user|>\n你好<|assistant|>"
+    with_tools = [{"role": "system", "content": prompt}, *CHAT[:1]]
     assert tokenizer.encode_chat(CHAT[:1], tools=tools) == tokenizer.encode_chat(with_tools)
     older = load_tokenizer(model_folder(), model_vocab=None, chat_form="chatglm2")
     with pytest.raises(ConfigError, match="ChatGLM2 knows no tools"):

@@ -22,8 +22,8 @@ KINDS = ["bytes", "byte-level", "bpe", "unigram", "no prefix", "normalized", "me
 def tokenizer_of(
     byte_level: tokenizers.Tokenizer, sentencepiece_model: Callable[..., Path]
 ) -> Callable[[str], Tokenizer]:
-    made: dict[str, Tokenizer] = {"bytes": byte_tokenizer()}
-    made["byte-level"] = Tokenizer(byte_level, SpecialTokens(), source="test")
+    tokenizers_made: dict[str, Tokenizer] = {"bytes": byte_tokenizer()}
+    tokenizers_made["byte-level"] = Tokenizer(byte_level, SpecialTokens(), source="test")
     options = {
         "bpe": {},
         "unigram": {"model_type": "unigram"},
@@ -32,12 +32,12 @@ def tokenizer_of(
     }
     for name, option in options.items():
         backend = build_tokenizer(read_model(sentencepiece_model(**option)), source="test")
-        made[name] = Tokenizer(backend, SpecialTokens(), source="test")
+        tokenizers_made[name] = Tokenizer(backend, SpecialTokens(), source="test")
     # A decoder that knows no bytes: decoded by the library.
     backend = build_tokenizer(read_model(sentencepiece_model()), source="test")
     backend.decoder = decoders.Metaspace()
-    made["metaspace"] = Tokenizer(backend, SpecialTokens(), source="test")
-    return made.__getitem__
+    tokenizers_made["metaspace"] = Tokenizer(backend, SpecialTokens(), source="test")
+    return tokenizers_made.__getitem__
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]:

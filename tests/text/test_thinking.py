@@ -139,10 +139,10 @@ def test_thinking_without_a_switch() -> None:
 
 def test_thinking_is_streamed() -> None:
     reader = ThinkingReader(MARKS, "open")
-    told = [
+    read = [
         reader.put(piece) for piece in ("<think>", "\nI", " see", " </", "b", "</think>", "\nA")
     ]
-    assert told == [("", ""), ("I", ""), (" see", ""), ("", ""), (" </b", ""), ("", ""), ("", "A")]
+    assert read == [("", ""), ("I", ""), (" see", ""), ("", ""), (" </b", ""), ("", ""), ("", "A")]
 
 
 CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
@@ -189,6 +189,6 @@ def test_channels_are_streamed() -> None:
     reader = HarmonyReader()
     parts = ("<|channel|>", "analysis", "<|message|>", "I", " see", "<|end|>", "<|start|>")
     parts += ("assistant", "<|channel|>", "final", "<|message|>", "A")
-    told = [(reader.put(part), reader.stage) for part in parts]
-    assert [one for one, _ in told if any(one)] == [("I", ""), (" see", ""), ("", "A")]
-    assert [stage for _, stage in told][1:6] == ["open", "inside", "inside", "inside", "over"]
+    pieces = [(reader.put(part), reader.stage) for part in parts]
+    assert [one for one, _ in pieces if any(one)] == [("I", ""), (" see", ""), ("", "A")]
+    assert [stage for _, stage in pieces][1:6] == ["open", "inside", "inside", "inside", "over"]

@@ -163,15 +163,15 @@ def as_json(ranks: Ranks) -> tokenizers.Tokenizer:
             spelled = [list(ranks)[part] for part in parts]
             merges.append(tuple("".join(map(LETTERS.__getitem__, one)) for one in spelled))
     vocab = {"".join(map(LETTERS.__getitem__, token)): rank for token, rank in ranks.items()}
-    made = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def test_llama3_ids_are_those_of_the_ranks_and_of_a_tokenizer_json(

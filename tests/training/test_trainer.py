@@ -58,14 +58,14 @@ def on_two_ranks(
     work: Callable[[Trainer], list[StepMetrics]], stop_at: int = 0, **changes: Any
 ) -> list[tuple[list[StepMetrics], TrainedLora]]:
     """The results of `work` on two ranks, which are threads; the second is interrupted."""
-    said: dict[int, bytes] = {}
+    payloads: dict[int, bytes] = {}
     barrier = threading.Barrier(2, timeout=60)
 
     def rank(index: int) -> tuple[list[StepMetrics], TrainedLora]:
         def gather(payload: bytes) -> list[bytes]:
-            said[index] = payload
+            payloads[index] = payload
             barrier.wait()
-            found = [said[0], said[1]]
+            found = [payloads[0], payloads[1]]
             barrier.wait()
             return found
 

@@ -190,8 +190,8 @@ def test_nothing_is_left_where_one_fails(
     share: Share, tmp_path: Path, acts: dict[str, Any], expected: str
 ) -> None:
     found = share(lambda opened, rank: None, **acts)
-    said = [error.message for error in found if isinstance(error, RunnerError)]
-    assert any(expected in message for message in said)
+    messages = [error.message for error in found if isinstance(error, RunnerError)]
+    assert any(expected in message for message in messages)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mindformers.yaml"]
 
 

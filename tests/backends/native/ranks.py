@@ -219,11 +219,11 @@ def run_ranks(size: int, work: Sequence[tuple[Work, Case]]) -> list[list[Any]]:
     hubs = [own for own, _ in ends]
     try:
         while True:
-            said = [hub.recv() for hub in hubs]
-            if all(kind == "done" for kind, _ in said):
-                return [list(found) for found in zip(*(one for _, one in said), strict=True)]
+            answers = [hub.recv() for hub in hubs]
+            if all(kind == "done" for kind, _ in answers):
+                return [list(found) for found in zip(*(one for _, one in answers), strict=True)]
             for hub in hubs:
-                hub.send([one for _, one in said])
+                hub.send([one for _, one in answers])
     finally:
         for process in processes:
             process.kill()

@@ -240,8 +240,8 @@ def test_damaged_files_are_removed_and_computed_again(
 def test_a_kill_at_any_time_leaves_whole_files() -> None:
     script = ROOT / "tests/backends/native/kill_writers.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = subprocess.check_output([sys.executable, script, "8"], env=environment, text=True)
-    assert re.match(r"\d+ of 96, ", told)
+    output = subprocess.check_output([sys.executable, script, "8"], env=environment, text=True)
+    assert re.match(r"\d+ of 96, ", output)
 
 
 def test_the_oldest_make_room(

@@ -120,10 +120,10 @@ def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
     shards = [
         pieces(tensors, MODEL, Ranks(rank, tensor=2), vocab_parallel=True) for rank in range(2)
     ]
-    said = describe_blocks(shards[0].values())
-    assert said.startswith(f"weights: {next(iter(block_types(tensors.values())))} as the file has")
+    line = describe_blocks(shards[0].values())
+    assert line.startswith(f"weights: {next(iter(block_types(tensors.values())))} as the file has")
     # Its inputs are those of both ranks.
-    assert ("3 matrices of GPTQ (4 bits, group 32) widened to float32" in said) == (
+    assert ("3 matrices of GPTQ (4 bits, group 32) widened to float32" in line) == (
         name == "gptq v2, ordered"
     )
     for tensor, meant in floats.items():

@@ -53,8 +53,8 @@ def test_there_and_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         assert_same(after[key], adapter)
         if key in NO_COPIES:
             file = f"{key}/adapter_model.safetensors"
-            made = FIXTURES / "adapters" / name / file
-            assert (tmp_path / "peft" / file).read_bytes() == made.read_bytes()
+            original = FIXTURES / "adapters" / name / file
+            assert (tmp_path / "peft" / file).read_bytes() == original.read_bytes()
 
 
 def test_the_files_of_mindformers(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_an_adapter_of_mindformers_is_written_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "adapter_model.ckpt").write_bytes(theirs.read_bytes())
-    told = {"r": 3, "lora_alpha": 6, "target_modules": ["dense1", "mapping"]}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    config = {"r": 3, "lora_alpha": 6, "target_modules": ["dense1", "mapping"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     one, release = open_adapters(folder, model), Release.of("1.0.2")
     write_adapters(one, model, tmp_path / "x", "mindformers", listed=False, release=release)
     written, given = ms.load_checkpoint(str(tmp_path / "x/adapter_model.ckpt")), open_ckpt(theirs)

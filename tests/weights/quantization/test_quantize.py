@@ -120,10 +120,10 @@ def test_requantized_blocks_are_reported(
         open_gguf(write_gguf(tmp_path / "x", config, "llama", arrays, kind="Q5_0")), config
     )
     quantization = Quantization.of("a16w4", 32)
-    told = describe(with_quantization(plain, config, quantization), quantization)
+    described = describe(with_quantization(plain, config, quantization), quantization)
     linear = sum(scheme.bits == 4 for scheme in schemes(config, quantization).values())
-    assert f"; {linear} of them are Q5_0 in the file, and lose accuracy" in told
-    assert told.endswith("-> quant=a16w8 keeps nearly all of it, quant=null all")
+    assert f"; {linear} of them are Q5_0 in the file, and lose accuracy" in described
+    assert described.endswith("-> quant=a16w8 keeps nearly all of it, quant=null all")
     finer = Quantization.of("a16w8", None)
     assert "lose" not in describe(with_quantization(plain, config, finer), finer)
 

@@ -132,12 +132,12 @@ def test_a_group_that_does_not_divide_the_columns() -> None:
     weight = np.ones((2, 96), np.float32)
     with pytest.raises(
         ArtifactError, match=r"w2: 96 columns, expected a multiple of .* 64"
-    ) as told:
+    ) as raised:
         quantize(weight, 4, 64, "w2")
-    assert told.value.hint == "quant_group=32"
-    with pytest.raises(ArtifactError) as told:
+    assert raised.value.hint == "quant_group=32"
+    with pytest.raises(ArtifactError) as raised:
         quantize(weight[:, :40], 4, 32)
-    assert "quant=a16w8" in told.value.hint
+    assert "quant=a16w8" in raised.value.hint
 
 
 def test_rows_move_together() -> None:

@@ -84,9 +84,9 @@ def test_the_file_is_one_of_safetensors(
     assert held[f"{name}.scales"].dtype == np.float16
     assert held[f"{name}.minimums"].shape == (128, 1)
     q = np.stack([held[name] & 15, held[name] >> 4], -1).reshape(128, 32)
-    made = q * held[f"{name}.scales"].astype(np.float32) + held[f"{name}.minimums"]
+    found = q * held[f"{name}.scales"].astype(np.float32) + held[f"{name}.minimums"]
     weight = random_checkpoint(configs["gpt2"], 0)[name].read().T
-    np.testing.assert_allclose(made, weight, atol=0.005)
+    np.testing.assert_allclose(found, weight, atol=0.005)
     assert held["backbone.layernorm.gamma"].dtype == np.float32
 
 

@@ -137,8 +137,8 @@ def test_shards_of_mindspore_are_read(
     write_strategy(strategy, strategy_of(model, Ranks(0, 2, 4)))
     theirs = tmp_path / "theirs"
     ms.transform_checkpoints(str(tmp_path / "whole"), str(theirs), "x", None, str(strategy))
-    for told, by in ((strategy, f"the strategy {strategy}"), (None, "the shapes")):
-        found = open_shards(theirs, model, told)
+    for given, by in ((strategy, f"the strategy {strategy}"), (None, "the shapes")):
+        found = open_shards(theirs, model, given)
         assert (len(found.files), found.layout_source, found.describe()) == (8, by, "tp=4 dp=2")
         same(found.whole(), source)
 

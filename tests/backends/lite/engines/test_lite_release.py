@@ -55,12 +55,12 @@ def test_a_lite_that_says_so_is_believed(newest: Path) -> None:
 
 
 def test_a_lite_that_says_nothing_is_known_by_its_release(newest: Path) -> None:
-    said = "build_from_file failed! Error is Common error code."
-    fault = refused(newest, said, "MindSpore Lite 2.2.14")
+    message = "build_from_file failed! Error is Common error code."
+    fault = refused(newest, message, "MindSpore Lite 2.2.14")
     assert fault is not None and "reads at most version 1" in fault.message
-    assert refused(newest, said, "MindSpore Lite 2.7.1") is None
+    assert refused(newest, message, "MindSpore Lite 2.7.1") is None
     newest.write_bytes(ModelProto(mind_ir_version=1).SerializeToString())
-    assert refused(newest, said, "MindSpore Lite 2.2.14") is None
+    assert refused(newest, message, "MindSpore Lite 2.2.14") is None
 
 
 def test_it_is_known_before_an_export(monkeypatch: pytest.MonkeyPatch) -> None:

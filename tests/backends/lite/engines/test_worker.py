@@ -387,12 +387,12 @@ def test_ctrl_c_while_waiting_ends_it(stand_in: Engine) -> None:
 
 
 def test_it_outlives_the_thread_that_made_it(stand_in: Engine) -> None:
-    made: list[WorkerEngine] = []
-    thread = threading.Thread(target=lambda: made.append(stand_in()))
+    engines: list[WorkerEngine] = []
+    thread = threading.Thread(target=lambda: engines.append(stand_in()))
     thread.start()
     thread.join()
     time.sleep(0.2)
-    made[0].ping()
+    engines[0].ping()
 
 
 def test_a_forgotten_engine_ends_its_worker(tmp_path: Path) -> None:
