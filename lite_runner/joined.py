@@ -160,7 +160,7 @@ def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:
     stop = StopCondition(flags, plan.ranks)
     with stop_or_exit_on_ctrl_c(flags):
         try:
-            with operators_profiled(plan, folder):
+            with operators_profiled(plan.config.backend, folder.path):
                 run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
         except CutShort:
             cut_short = True

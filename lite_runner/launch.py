@@ -22,7 +22,6 @@ from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
 from lite_runner.output import CONFIG, RunFolder
-from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.system import environment
@@ -94,7 +93,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
                 )
         else:
             try:
-                with operators_profiled(plan, folder):
+                with operators_profiled(plan.config.backend, folder.path):
                     mode.run(plan, folder)
             finally:
                 _write_profile(folder)
@@ -107,11 +106,11 @@ def run_folder(config: RunConfig) -> RunFolder:
     return RunFolder.create(config.output_dir, config.run_mode, config.model_name, text)
 
 
-def operators_profiled(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:
-    """The backend's own profiler, with profile=true."""
-    if profiler.recorder is None or plan.config.backend not in BACKENDS:
+def operators_profiled(backend: str, folder: Path) -> AbstractContextManager[None]:
+    """The profiler of a backend's own, with profile=true; its files go to a folder."""
+    if profiler.recorder is None or backend not in BACKENDS:
         return nullcontext()
-    return seat(plan.config.backend).profiled(folder.path)
+    return seat(backend).profiled(folder)
 
 
 def _write_profile(folder: RunFolder) -> None:

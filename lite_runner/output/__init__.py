@@ -33,6 +33,7 @@ from lite_runner.system.environment import versions
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 
 if TYPE_CHECKING:
+    from lite_runner.model import ModelFiles
     from lite_runner.output.comparison import ScoreComparison, TextComparison
     from lite_runner.plan import Plan
 
@@ -161,7 +162,7 @@ class Result:
             backend=config.backend,
             engine=engine,
             load_checkpoint=source,
-            provenance=_provenance(plan),
+            provenance=_provenance(config.backend, plan.files),
             **others,
         )
 
@@ -204,15 +205,15 @@ class Result:
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
-def _provenance(plan: Plan) -> dict[str, str]:
+def _provenance(backend: str, files: ModelFiles | None) -> dict[str, str]:
     """Everything that the bits of the result depend on besides the config."""
     found = {"processor": environment.processor()}
-    if plan.config.backend in BACKENDS:  # else nothing is computed
-        chosen = seat(plan.config.backend)
+    if backend in BACKENDS:  # else nothing is computed
+        chosen = seat(backend)
         found |= chosen.provenance()
-        if plan.files is not None and (quant := chosen.quantization(plan.files)) != Quantization():
+        if files is not None and (quant := chosen.quantization(files)) != Quantization():
             found["quant"] = str(quant)
-    if plan.files is not None and (digest := plan.files.digest) is not None:
+    if files is not None and (digest := files.digest) is not None:
         found["weights"] = digest
     return found
 
