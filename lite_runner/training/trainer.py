@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -101,6 +101,7 @@ CHUNK = 256  # tokens of whole texts that a thread computes at a time; longer te
 ALONE = Ranks()
 _KINDS = ("trained", "first", "second")
 
+Item = TypeVar("Item")
 Gather = Callable[[bytes], list[bytes]]  # this rank's bytes -> those of all ranks, by rank
 
 
@@ -204,7 +205,7 @@ class Trainer:
     def _evaluate(self, pool: ThreadPoolExecutor) -> float:
         """The mean cross entropy of the texts to evaluate, of which each rank has its share."""
         own = self.evaluated[self.ranks.data_index :: self.ranks.data]
-        parts = [[own[i] for i in chunk] for chunk in _chunks(own, CHUNK)] if own else []
+        parts = [[own[i] for i in chunk] for chunk in _chunks(own)] if own else []
         loss = sum(self._mapped(pool)(self.network.loss, parts))
         loss, _ = self._totals(loss, False)
         loss /= sum(text.targets for text in self.evaluated)
@@ -235,7 +236,7 @@ class Trainer:
 
         loss, gradients = 0.0, dict[str, Array]()
         # In the order of the chunks: the sum does not depend on the number of threads.
-        for found, some in self._mapped(pool)(work, _chunks(texts, CHUNK)):
+        for found, some in self._mapped(pool)(work, _chunks(texts)):
             loss += found
             _add(gradients, some)
         if self.ranks.size > 1:
@@ -273,12 +274,12 @@ class Trainer:
         ranks, so that all have the same bits."""
         for name, array in self.network.trained.items():  # an expert may have no tokens on a rank
             gradients[name] = np.ascontiguousarray(gradients.get(name, np.zeros_like(array)))
-        shared = {
-            name: array
+        shared = (
+            (name, array.nbytes)
             for name, array in self.network.trained.items()
             if len(self._adding(name)) > 1
-        }
-        for names in _buckets(shared):
+        )
+        for names in _groups(shared, BUCKET):
             payload = b"".join(gradients[name].tobytes() for name in names)
             ends = np.cumsum([gradients[name].size for name in names])[:-1]
             gathered = [
@@ -437,30 +438,22 @@ class Trainer:
         return self.network.trained, self.optimizer.first, self.optimizer.second
 
 
-def _chunks(texts: Sequence[Example], size: int) -> Iterator[list[int]]:
+def _chunks(texts: Sequence[Example]) -> Iterator[list[int]]:
     """Indices of texts computed together."""
-    chunk: list[int] = []
+    return _groups(((index, len(text.ids)) for index, text in enumerate(texts)), CHUNK)
+
+
+def _groups(sizes: Iterable[tuple[Item, int]], most: int) -> Iterator[list[Item]]:
+    """Consecutive items whose sizes are up to `most` together, or a single larger one."""
+    group: list[Item] = []
     total = 0
-    for index, text in enumerate(texts):
-        if chunk and total + len(text.ids) > size:
-            yield chunk
-            chunk, total = [], 0
-        chunk.append(index)
-        total += len(text.ids)
-    yield chunk
-
-
-def _buckets(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
-    """Names of arrays of up to BUCKET bytes together, or of a single larger one."""
-    names: list[str] = []
-    size = 0
-    for name, array in arrays.items():
-        if names and size + array.nbytes > BUCKET:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += array.nbytes
-    yield names
+    for item, size in sizes:
+        if group and total + size > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    yield group
 
 
 def _add(total: dict[str, Array], gradients: Mapping[str, Array]) -> None:
