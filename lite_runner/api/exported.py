@@ -132,8 +132,7 @@ def infer_config(
 
     Raises ConfigError for more than two paths, ArtifactError for a folder that is ambiguous.
     """
-    given = {name: value for name, value in kwargs.items() if name in FIELDS}
-    rest = {name: value for name, value in kwargs.items() if name not in FIELDS}
+    given, rest = _split(kwargs)
     paths: dict[str, str] = {}
     if isinstance(model, tuple):
         if not 1 <= len(model) <= 2:
@@ -146,6 +145,12 @@ def infer_config(
     else:
         paths = files_of(Path(model).expanduser())
     return InferConfig(**{**paths, **given}), rest
+
+
+def _split(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of an InferConfig among these arguments, and the others."""
+    given = {name: value for name, value in kwargs.items() if name in FIELDS}
+    return given, {name: value for name, value in kwargs.items() if name not in FIELDS}
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -211,8 +216,7 @@ def exported_of(
                 "checkpoint_name_or_path=FILE)",
             )
         model = model.config
-    given = {name: value for name, value in kwargs.items() if name in FIELDS}
-    rest = {name: value for name, value in kwargs.items() if name not in FIELDS}
+    given, rest = _split(kwargs)
     config, fields = model.copy(), InferConfig(**given)
     infer = {name: fields[name] for name in given if name not in ("target", "device_id", "dynamic")}
     infer.pop("model_name", None)
@@ -226,8 +230,8 @@ def exported_of(
 
 
 def _with_graphs_of_model(config: InferConfig) -> InferConfig:
-    """The config with what the section `infer` in the yaml of a named model says in place of
-    defaults: that of MindFormers' configs/ in the current folder, else that of conf/model."""
+    """The config with the section `infer` of a named model's yaml in place of defaults: of the yaml
+    in MindFormers' configs/ in the current folder, else of that in conf/model."""
     name = config.model_name
     if config.prefill_model_path or name not in options_of("model"):
         return config

@@ -66,9 +66,8 @@ class GenerationConfig:
 
     def update(self, **options: Any) -> dict[str, Any]:
         """Set the known options; returns the others."""
-        known = {*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length"}
-        self.__dict__.update({name: options[name] for name in options if name in known})
-        return {name: value for name, value in options.items() if name not in known}
+        self.__dict__.update({name: options[name] for name in options if is_option(name)})
+        return {name: value for name, value in options.items() if not is_option(name)}
 
     def to_dict(self) -> dict[str, Any]:
         """All options by name; do_sample as those that were given mean it."""
@@ -81,7 +80,7 @@ class GenerationConfig:
 
 def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a GenerationConfig (None, a mapping or any object of the like), and `options`
-    over them; each says by do_sample whether it samples, if it says so at all."""
+    over them; do_sample is decided for each of the two alone."""
     given = {name: value for name, value in options.items() if value is not None}
     if idle := without_effect(given):
         progress.note(idle)
@@ -110,7 +109,7 @@ def checked_options(
         if name in given and given.pop(name) not in off:
             raise ConfigError(f"{name} is not available", f"leave {name} out")
     for name in (*_NO_EFFECT, *_OUTPUTS, "pad_token_id"):
-        given.pop(name, None)  # the last two are for those that call this
+        given.pop(name, None)  # callers handle the last two
     least = given.pop("min_length", None)
     if settings := [name for name in given if name not in OPTIONS and hasattr(config, name)]:
         chosen = ", ".join(f"{name}={given[name]!r}" for name in settings)
