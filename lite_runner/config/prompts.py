@@ -141,8 +141,7 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
     data = config.predict_data
     path = prompt_file(data)
     if path is not None:
-        text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
-        found = READERS[path.suffix.lower()](path, text, _check(config))
+        found = _read_file(path, _check(config))
         if not found:
             raise ConfigError(f"predict_data: {path} has no lines; expected one prompt per line")
         return list(found)
@@ -165,9 +164,8 @@ def _standard_input(verbosity: int) -> str:
 
 
 def completed(config: Config, *, draws_seed: bool) -> Config:
-    """The config with what only the run itself has, so that it can be repeated: the prompt of
-    standard input, which is read once, and where it is to draw one the seed. Raises ConfigError as
-    `read_prompts`."""
+    """The config of a run that can be repeated: with the prompt of standard input, which is read
+    once, and with `draws_seed` a seed to sample by. Raises ConfigError as `read_prompts`."""
     if isinstance(config, GenerateOptions) and config.predict_data == STANDARD_INPUT:
         config = replace(config, predict_data=(_standard_input(config.verbosity),))
     return with_seed(config) if draws_seed else config
@@ -179,7 +177,6 @@ def read_texts(data: str) -> list[str]:
     path = prompt_file(data)
     if path is None:
         return [data]
-    text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
 
     def errors(request: Request) -> list[str]:
         given = [name for name, value in vars(request).items() if value is not None]
@@ -188,7 +185,7 @@ def read_texts(data: str) -> list[str]:
             return [f"got {', '.join(others) or 'no prompt'}, expected a prompt alone"]
         return errors_of(request, adapters=False)
 
-    found = READERS[path.suffix.lower()](path, text, errors)
+    found = _read_file(path, errors)
     if not found:
         raise ConfigError(f"predict_data: {path} has no texts; expected one per line")
     return [one if isinstance(one, str) else one.text for one in found]
@@ -234,16 +231,19 @@ def _path(predict_data: str | Items) -> Path | None:
         return Path(predict_data)
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, check: Check) -> Sequence[str | Request]:
+    """The prompts of a file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            return file.read(MAX_PROMPT_BYTES + 1)
+            raw = file.read(MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"predict_data: {path}: {error.strerror}",
             f"a text that ends in {path.suffix} is a file of prompts; as a prompt:"
             f" predict_data=['{path}']",
         ) from None
+    text = decoded(raw, f"predict_data: {path}").removeprefix("\ufeff")
+    return READERS[path.suffix.lower()](path, text, check)
 
 
 def decoded(raw: bytes, where: str) -> str:
@@ -505,7 +505,7 @@ def _split_lines(config: GenerateOptions, lines: Sequence[str]) -> list[Request]
 
 def with_seed(config: Config) -> Config:
     """`config` with a seed to sample by. If none is given it is drawn, and the run written with it
-    repeats: random weights stay those that they were."""
+    repeats: random weights stay the same."""
     if config.seed is not None or not samples(config):
         return config
     return replace(config, seed=secrets.randbelow(SEEDS), weights_seed=config.checkpoint_seed)
@@ -520,11 +520,11 @@ def samples(config: RunConfig) -> bool:
     data = config.predict_data
     if isinstance(data, str):
         path = prompt_file(data)
-        return path is not None and _speaks_of_it(path)
+        return path is not None and _names_sampling(path)
     return any(isinstance(item, Request) and sampled(item.own) for item in data)
 
 
-def _speaks_of_it(path: Path) -> bool:
+def _names_sampling(path: Path) -> bool:
     """True if an option's name occurs in a file of prompts, without parsing its records."""
     try:
         with path.open("rb") as file:
