@@ -31,7 +31,7 @@ RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not 
 _START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"
 
 _joined: Joined | None = None
-DEVICE_VARIABLE = "LITE_RUNNER_DEVICE_TARGET"  # wins over what a script says
+DEVICE_VARIABLE = "LITE_RUNNER_DEVICE_TARGET"  # takes precedence over a script
 
 _chosen: dict[str, Any] = {}
 
@@ -52,8 +52,8 @@ def init_context(
     """Choose the device of the models made from now on; gives (rank, number of ranks).
 
     With `use_parallel` this process meets the other ranks of the job that it was started in, by
-    msrun or a loop over a rank table; `parallel_config` says nothing that matters here, for how a
-    model is cut is its config's. Raises ConfigError for a setting that does not exist, and
+    msrun or a loop over a rank table. `parallel_config` has no effect: how a model is sharded is
+    part of its own config. Raises ConfigError for a setting that does not exist, and
     EnvironmentFault where there is no such job.
     """
     given = asdict(context_config) if isinstance(context_config, ContextConfig) else context_config

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.schema import ExportedOptions
 
+Pooling = Literal["mean", "last"]  # of a prompt's hidden states
 # Why a text ended. "stop": an eos token or a stop string; "error": see Finished.error.
-Pooling = Literal["mean", "last"]  # pooling of a prompt's hidden states
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 # Sampling options, and the value at which each has no effect.
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -39,7 +39,7 @@ SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 def sampled(given: Mapping[str, Any]) -> bool | None:
     """True if options that were given together ask for sampling; None: they leave it open.
 
-    The one rule of command line, prompts, Python and server: do_sample says it; else temperature=0
+    The one rule of command line, prompts, Python and server: do_sample decides; else temperature=0
     is greedy, and another temperature, or a top_k, top_p or min_p that is not off, samples.
     """
     if given.get("do_sample") is not None:
@@ -49,8 +49,8 @@ def sampled(given: Mapping[str, Any]) -> bool | None:
 
 
 def decided(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with the do_sample that it means, if it means one; without a temperature of 0, which
-    says no more than that."""
+    """`given` with do_sample, where it is decided; without a temperature of 0, for which
+    do_sample=false stands."""
     asked = sampled(given)
     if asked is None:
         return dict(given)

@@ -441,10 +441,8 @@ def kill_all(events: Path) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while left := job_processes(events):
         for process in left:
-            try:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
         psutil.wait_procs(left, timeout=0.1)
         if time.monotonic() > deadline:
             ids = ", ".join(str(process.pid) for process in left)

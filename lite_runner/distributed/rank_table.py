@@ -236,8 +236,8 @@ def is_ip(text: str) -> bool:
 def read_rank_table(path: Path) -> RankTable:
     """The rank table in a file of at most 1 MiB.
 
-    Raises ArtifactError where the file is missing, broken or not a rank table: the file is at
-    error, whoever named it. What does not fit a job or a command line is a ConfigError, elsewhere.
+    Raises ArtifactError where the file is missing, broken or not a rank table. One that does not
+    fit the job is a ConfigError elsewhere.
     """
     try:
         data = read_small(path, "a rank table")

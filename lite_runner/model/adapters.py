@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -60,8 +59,8 @@ def adapters_of(
 
 
 def only_adapter(asked: AdapterSource) -> str | None:
-    """The adapter that adapter_path alone means: the only one there. None for several, and where
-    adapter_id says it. Raises ArtifactError."""
+    """The name of the only adapter of adapter_path; None where there are several, or adapter_id
+    names some. Raises ArtifactError."""
     if not asked.path or asked.ids is not None or asked.in_weights:
         return None
     path = adapter_place(asked.path)
@@ -149,7 +148,7 @@ def merged_network(files: ModelFiles, tensors: Mapping[str, LazyTensor]) -> dict
     for weight, pair in adapter.pairs.items():
         name_a, name_b = _names(weight)
         pairs[weight] = LoraPair(rest.pop(name_a), rest.pop(name_b), pair.scale)
-    own = dataclasses.replace(adapter, pairs=pairs, copies={}, may_be_zero=True)
+    own = replace(adapter, pairs=pairs, copies={}, may_be_zero=True)
     return merged(rest, own, base)
 
 
@@ -184,7 +183,7 @@ def _zero(*shape: int) -> LazyTensor:
 
 def _merged(files: ModelFiles, adapter: Adapter) -> ModelFiles:
     model = merged_model(files.model, adapter)
-    return dataclasses.replace(files, model=model, base=files.model, adapter=adapter)
+    return replace(files, model=model, base=files.model, adapter=adapter)
 
 
 # Below output_dir, not in the run's own folder: the next run finds them.
@@ -262,10 +261,10 @@ def adapter_job(
         adapters,
         names,
         sharded,
-        adapter_root_of(asked),
-        asked.vocab_parallel,
-        Path(asked.store).expanduser() / SHARDED_FOLDER if asked.store else None,
-        asked.later_rank,
+        root=adapter_root_of(asked),
+        vocab_parallel=asked.vocab_parallel,
+        stored=Path(asked.store).expanduser() / SHARDED_FOLDER if asked.store else None,
+        later_rank=asked.later_rank,
     )
 
 

@@ -133,9 +133,9 @@ def watch_of(server: Server, plan: ServePlan) -> FolderWatch | None:
 class FolderWatch:
     """Loads the adapters of a folder as they come, and unloads them as they go.
 
-    Each is a folder in it, of whose name the model is. What is being written is left alone until
-    its files are the same at two looks; what cannot be loaded is told once, and tried again when
-    its files change.
+    Each is a folder in it, whose name is the model's. One that is being written is left alone
+    until two polls find the same files; one that cannot be loaded is reported once, and tried
+    again when its files change.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class FolderWatch:
         it. Raises RunnerError."""
         self._server, self._root, self._read = server, root, read
         self._known: dict[str, AdapterFiles] = {}  # as they were loaded, or could not be
-        self._seen: dict[str, AdapterFiles] = {}  # at the last look
+        self._seen: dict[str, AdapterFiles] = {}  # at the last poll
         self._loaded: set[str] = set()  # by this
         self.changing: dict[str, asyncio.Task[None]] = {}  # tasks started by the last poll
         self._polling: asyncio.Task[None] | None = None
-        self._told = ""  # of the folder itself
+        self._noted = ""  # of the folder itself
 
     async def start(self) -> None:
         """Load the adapters there, and poll for changes."""
@@ -245,6 +245,6 @@ class FolderWatch:
         return {name: files for name, files in listed if files is not None}
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._noted:
+            self._noted = text
             progress.note(text)

@@ -231,7 +231,7 @@ class ChatCompletion:
             text, calls = reader.put(text, last=last)
             if isinstance(output, Ended) and output.finish_reason == "stop":
                 reader.check()
-        return thought if self._thinking.is_told else "", text, calls
+        return thought if self._thinking.is_returned else "", text, calls
 
     def _message(self, index: int, text: str, thought: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}

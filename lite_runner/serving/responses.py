@@ -110,7 +110,7 @@ class ReasoningItem(_Item):
 
 
 def _kind(given: Any) -> str | None:
-    """The type of an item; a message needs not say its own."""
+    """The type of an item, which a message may leave out."""
     return given.get("type", "message") if isinstance(given, dict) else str(given.type)
 
 
@@ -168,7 +168,7 @@ class TextOptions(RequestBody):
 
 class Reasoning(RequestBody):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    # The reasoning itself is told.
+    # The reasoning itself is returned.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -374,7 +374,7 @@ class ResponsesCall:
             self._request = chat_request(self._body, items)
             self._chat = ChatCompletion(self._server, self._request)
         # As JSON alone: Python looks through thousands of objects for garbage, and all else waits.
-        self._told = _listed(items) if self._stores else b""
+        self._input_items = _listed(items) if self._stores else b""
         self._body = self._body.model_copy(update={"input": ""})
 
     async def _truncate(self, error: ApiError) -> None:
@@ -487,7 +487,9 @@ class ResponsesCall:
         if response["status"] == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._stores:
-            self._server.responses.add(self._id, Stored(to_json(response), self._told, self._owner))
+            self._server.responses.add(
+                self._id, Stored(to_json(response), self._input_items, self._owner)
+            )
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -562,7 +564,7 @@ def _item(block: AnswerBlock, status: str) -> dict[str, Any]:
 
 
 def _listed(items: Sequence[Item]) -> bytes:
-    """Items as /v1/responses/ID/input_items tells them."""
+    """Items as /v1/responses/ID/input_items lists them."""
     listed = []
     for item in items:
         one = item.model_dump(exclude_none=True)

@@ -26,7 +26,7 @@ MAX_IDS = 1024  # of tokens that end an answer, or whose scores are changed
 _MAX_KEYS = 100  # of an object whose keys are known
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# The first error of a list is the one that is told.
+# Of a list the first error is reported.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 ListsOfIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -36,7 +36,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class FieldError(ValueError):
-    """A field contradicts another one, or has a value that its type does not tell."""
+    """A field contradicts another one, or has a value that its type does not exclude."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class Described(RequestBody):
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # prefixes are shared whatever it says
+    prompt_cache_key: str | None = None  # prefixes are shared in any case
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     request_id: str | None = None
@@ -374,7 +374,7 @@ class UnloadAdapter(RequestBody):
     """/v1/unload_lora_adapter"""
 
     lora_name: str
-    lora_int_id: int | None = None  # of vLLM's; the name says it
+    lora_int_id: int | None = None  # as vLLM has it; the name decides
 
 
 class TokenizeRequest(Described):

@@ -1,4 +1,4 @@
-"""Thinking before an answer: switched on and off, told apart, bounded, and outside of grammars."""
+"""Thinking before an answer: switched on and off, separated, bounded, and outside of grammars."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Thinking:
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer) -> None:
         """Raises ApiError for an unsupported request."""
         self._tokenizer, self._budget = tokenizer, body.thinking_token_budget
-        self.is_told = body.include_reasoning is not False
+        self.is_returned = body.include_reasoning is not False
         self._marks = thinking_marks(tokenizer.chat_template)
         if self._marks is None and self._budget is not None:
             raise ApiError(
@@ -87,7 +87,7 @@ class Thinking:
         self._begin, self._end = map(tokenizer.id_of, texts)
         ids = self._begin, self._end
         self.keeps_special = not tokenizer.special_ids.isdisjoint(ids)
-        # Told from the text then, whose grammar they are in.
+        # Recognized in the text then, and a part of its grammar.
         self._is_spelled = None in ids and not self.keeps_special and self._marks is not None
         self._stage: Stage = "over"
 
@@ -114,8 +114,8 @@ class Thinking:
         return replace(grammar, lark=rules + grammar.lark.replace("start: ", "answer: ", 1))
 
     def guide(self, rest: Callable[[], Guide] | None, *, calls: bool) -> Callable[[], Guide] | None:
-        """Guides of answers whose text behind the thinking is restricted to `rest`, to `calls` or
-        to what is said. Raises ApiError for marks that are partly special tokens."""
+        """Guides of answers whose text behind the thinking is restricted by `rest`, to `calls` or
+        to an answer. Raises ApiError for marks that are partly special tokens."""
         stage, marks, budget = self._stage, self._marks, self._budget
         if stage == "over" or (rest is None and budget is None):
             return rest
@@ -173,7 +173,7 @@ class SpelledGuide:
         """`rest`: of the whole answer."""
         self._rest, self._stage, self._left = rest, stage, budget
         self._begin, self._end, self._tokenizer = marks.begin, marks.end, tokenizer
-        self._text = ""  # so far, as much as tells a mark
+        self._text = ""  # the newest, enough to recognize a mark
         self._forced: list[int] = []
         self._bound()
 

@@ -98,7 +98,7 @@ class Marked:
         that is not complete."""
         self._ends, self._read, self._begin, self._end = ends, read, begin, end
         self._arguments = arguments
-        self._told = 0  # arguments of the call that is being read
+        self._given = 0  # arguments given of the call that is being read
         self._text = ""  # not yet certain
         self._gap = ""  # white space before the call that is being read
         self._inside = self._called = False
@@ -141,18 +141,18 @@ class Marked:
         """Arguments that have come since."""
         name, pairs = self._arguments(text) if self._arguments else ("", [])
         parts: list[Part] = []
-        for key, value in pairs[self._told :]:
-            if not self._told:
+        for key, value in pairs[self._given :]:
+            if not self._given:
                 parts.append(Call(name, ""))
             written = json.dumps({key: value}, ensure_ascii=False)[1:-1]
-            parts.append(More(f", {written}" if self._told else f"{{{written}"))
-            self._told += 1
+            parts.append(More(f", {written}" if self._given else f"{{{written}"))
+            self._given += 1
         return parts
 
     def _call(self, text: str, end: str) -> list[Part]:
         call, parts = self._read(text), self._more(text)
-        if self._told:
-            self._told, self._called = 0, True
+        if self._given:
+            self._given, self._called = 0, True
             return [*parts, More("}")] if call or end else parts
         if call is None:
             return [f"{self._gap}{self._begin}{text}{end}"]

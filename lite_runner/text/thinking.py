@@ -167,7 +167,7 @@ class HarmonyReader:
         return thinking, answer
 
     def _header(self, last: bool) -> str:
-        """Take a header off, once it is whole; of a call it is told."""
+        """Take a header off, once it is whole; that of a call is returned, always written alike."""
         text = self._text.lstrip(_SPACE)
         if not text.startswith((*_HEADS, "to=")):
             if last or not any(one.startswith(text) for one in (*_HEADS, "to=")):

@@ -74,8 +74,8 @@ def cached(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> P
 
 
 def weights_to_fetch(uri: str) -> int | None:
-    """Bytes of the weights that `fetch` would download from the hub, which is asked for them; None
-    where there are none, or nobody knows."""
+    """Bytes of the weights that `fetch` would download, asked of the hub; None where it downloads
+    none, or the hub does not tell."""
     if not is_on_hub(uri) or cached(uri) is not None:
         return None
     remote = _remote(uri, "load_checkpoint")
