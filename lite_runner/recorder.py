@@ -50,9 +50,7 @@ class LayerCost:
     seen_macs: int = 0  # of a token and a key that it sees
     key_bytes: int = 0  # of a key with its value, as cached
     share: Callable[[float], float] | None = None  # of the weights, by tokens of a call; None: all
-    collective: str = (
-        "all_reduce"  # with which ranks that share the layer exchange what it computes
-    )
+    collective: str = "all_reduce"  # of what ranks that share the layer compute of it
 
 
 @dataclass

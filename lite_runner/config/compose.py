@@ -83,7 +83,7 @@ class Schemas:
     notes: Callable[[RunConfig], list[str]]  # for the user, of a valid config
 
     def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
-        """True if `kept` wrote a yaml: only then it has every key of its run mode."""
+        """True for the config.yaml of a run, which alone has every key of its run mode."""
         mode = raw.get("run_mode")
         if not isinstance(mode, str) or mode not in options_of("run_mode"):
             return False

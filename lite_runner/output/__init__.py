@@ -116,9 +116,7 @@ class Timing:
     time_to_first_token_s: float | None = None
     drafted_tokens: int | None = None  # by speculate= or draft_model=
     accepted_tokens: int | None = None  # of these
-    preemptions: int | None = (
-        None  # sequences that were preempted and recomputed, for lack of memory
-    )
+    preemptions: int | None = None  # sequences recomputed later, for lack of memory
 
 
 def peak_rss_mib() -> float:

@@ -56,9 +56,8 @@ if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
 
 SPEED_INTERVAL_S = 0.5
-WRITE_INTERVAL_S = (
-    0.05  # between writes of streamed text: each may cost as much as choosing a token
-)
+# Between writes of streamed text: each may cost as much as choosing a token.
+WRITE_INTERVAL_S = 0.05
 TITLE_CHARS = 72  # of a prompt in a title line
 
 Format = Literal["text", "jsonl", "mindformers"]

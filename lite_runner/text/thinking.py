@@ -135,9 +135,8 @@ class HarmonyReader:
 
     def __init__(self) -> None:
         self._text = ""  # not yet certain
-        self._kind: Literal["thinking", "text", "call"] | None = (
-            None  # channel of the message; None: within a header
-        )
+        # The message that is being read; None: its header.
+        self._kind: Literal["thinking", "text", "call"] | None = None
         self._any = False  # a message has begun
 
     @property

@@ -115,9 +115,7 @@ class StepMetrics:
     learning_rate: float
     tokens: int  # of the step's examples
     seconds: float
-    eval_loss: float | None = (
-        None  # mean cross entropy of the targets to evaluate, after the update
-    )
+    eval_loss: float | None = None  # mean of the targets to evaluate, after the update
 
     def line(self) -> str:
         """As JSON."""
