@@ -260,11 +260,8 @@ def context_errors(config: SamplingOptions, model: Decoder) -> Iterator[Invalid]
 
 def typed_errors(config: RunConfig, typed: Collection[str]) -> Iterator[Invalid]:
     """Validation errors of the model's own lengths among the `typed` dotted keys."""
-    model, settings, section = (
-        config.model_config(),
-        config.model.model_config,
-        "model.model_config",
-    )
+    model, settings = config.model_config(), config.model.model_config
+    section = "model.model_config"
     for key in ("model", "load_checkpoint"):
         if key in typed and getattr(getattr(config, "serve", None), "models", None):
             yield invalid(key, f"{key} has no effect with serve.models: name the model there")

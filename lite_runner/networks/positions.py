@@ -124,10 +124,8 @@ class Angles(nn.Cell):
         """positions [n], length [R] -> cos and sin [n, H + K, D]; sin's first half is negated.
         `blocks` [n]: block positions, if positions are two-dimensional."""
         if blocks is not None:
-            cos, sin = (
-                self.both(self.cos, positions, blocks),
-                self.both(self.sin, positions, blocks),
-            )
+            cos = self.both(self.cos, positions, blocks)
+            sin = self.both(self.sin, positions, blocks)
             cos, sin = ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
         elif self.dynamic:
             cos, sin = self.dynamic_angles(positions, length)

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def options(self) -> list[GenerationConfig]:
-        return options_of(self.generation, self.requests, len(self.tokens))
+        return options_per_prompt(self.generation, self.requests, len(self.tokens))
 
     @property
     def texts(self) -> int:
@@ -148,7 +148,7 @@ def fit(
     """The job for prompts in token ids; `structured`: the grammar of those without their own, see
     `structured_options`. Raises ConfigError for prompts that do not fit the context."""
     context = files.model.seq_length
-    each = options_of(generation, requests, len(tokens))
+    each = options_per_prompt(generation, requests, len(tokens))
     if truncate == "left":
         bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
         longest = [mine.max_prompt(context) for mine in each]
@@ -174,7 +174,7 @@ def estimate(
 ) -> Job:
     """The job for prompts that cannot be tokenized: their bytes are an upper bound of tokens."""
     sizes = [request.size(system) for request in requests]
-    each = options_of(generation, requests, len(requests))
+    each = options_per_prompt(generation, requests, len(requests))
     length = min(model.seq_length, max_sequence_of(sizes, each, model.seq_length))
     slots = slots_for(generation, len(requests), batch)
     return Job(requests, [()] * len(requests), generation, slots, length, batch)
@@ -233,7 +233,7 @@ def with_guides(
     return replace(job, guides=[None if one is None else compiled[one.lark] for one in grammars])
 
 
-def options_of(
+def options_per_prompt(
     shared: GenerationConfig, requests: Sequence[Request], prompts: int
 ) -> list[GenerationConfig]:
     """The options of each prompt; those given as token ids have no options of their own."""

@@ -154,10 +154,8 @@ class ResizableBackend:
     def _decode(self, rows: Sequence[Row]) -> Array:
         slots = [row.slot for row in rows]
         # Inactive slots compute token 0 at position 0; the result is not read.
-        tokens, position = (
-            np.zeros((self.info.slots, 1), np.int32),
-            np.zeros(self.info.slots, np.int64),
-        )
+        tokens = np.zeros((self.info.slots, 1), np.int32)
+        position = np.zeros(self.info.slots, np.int64)
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
         span = decode_span(int(position.max()))

@@ -345,10 +345,8 @@ def open_shard(file: Path, model: Decoder | None) -> dict[str, LazyTensor]:
     found = {canonical_name(name): tensor for name, tensor in stored.items()}
     found = {name: tensor for name, tensor in found.items() if not is_not_weight(name)}
     if model is not None and model.tie_word_embeddings and "lm_head.weight" in found:
-        head, embedding = (
-            found.pop("lm_head.weight"),
-            found.get(next(iter(expected_tensors(model)))),
-        )
+        head = found.pop("lm_head.weight")
+        embedding = found.get(next(iter(expected_tensors(model))))
         if embedding is not None:
             check_tied_head(head, embedding, str(file))
     return found
