@@ -179,7 +179,7 @@ class Recorder:
         return self.most_events - len(self._events) - self._copied
 
     def _layer_events(self) -> Iterator[Event]:
-        """Of the steps that `layers` was told of."""
+        """Of the steps whose layers were recorded."""
         for times, copied in self._copies:
             (group,) = (one for one in self._layers if one.times is times)
             then = (LayerTime * len(group.costs)).from_buffer_copy(copied)

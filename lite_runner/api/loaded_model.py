@@ -454,7 +454,7 @@ class OpenAdapters:
                 try:
                     found |= adapters_of(config.adapters, files.model, [name])
                 except ArtifactError:
-                    continue  # told when it is asked for
+                    continue  # raised where a call names it
         self._opened = {name: found[name] for name in listed if name in found}
         self._checked.clear()
 

@@ -60,7 +60,7 @@ class MindFormers:
     inputs: str  # input style of its exported graphs: see mindir/graph_inputs.py
     settings: Callable[[Decoder], dict[str, Any]]  # of model_config, besides the shared ones
     read: Callable[[Mapping[str, Any]], Decoder]  # from the full model_config
-    # Sizes that a graph tells besides the shared ones: its name -> the name of Decoder.
+    # Sizes that are read from a graph, besides the shared ones: its name -> the name of Decoder.
     sizes: Mapping[str, str] = field(
         default_factory=lambda: {name: name for name in ("n_kv_heads", "intermediate_size")}
     )

@@ -20,7 +20,7 @@ NAMES: Names = {
     "key": Name(f"{_OURS}.wk", _FUSED, 1, gguf="blk.{}.attn_k"),
     "value": Name(f"{_OURS}.wv", _FUSED, 2, gguf="blk.{}.attn_v"),
 }
-NORMED_VOCABULARY = 125696  # of Baichuan2; nothing else in its config.json tells
+NORMED_VOCABULARY = 125696  # of Baichuan2, whose config.json has no other sign
 _NORMED = "normed_head"  # of a config.json of ours, with another vocabulary
 
 
@@ -54,7 +54,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp tells the models with ALiBi by their 40 layers."""
+    """llama.cpp recognizes the models with ALiBi by their 40 layers."""
     if given["num_hidden_layers"] != 40:
         return {}
     return {

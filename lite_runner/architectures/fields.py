@@ -40,7 +40,7 @@ class _Raw(Mapping[str, Any]):
 class Fields:
     """Typed access to an untrusted config.json.
 
-    `read` records the keys that were asked for, each with `prefix`; `unread` tells the others.
+    `read` records the keys that were asked for, each with `prefix`; `unread` lists the others.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
 
 
 def scalar_of_gguf(given: Mapping[str, Any], scaled_by_hidden: int) -> int | None:
-    """query_pre_attn_scalar, which GGUF lacks: llama.cpp tells the one published size, of
+    """query_pre_attn_scalar, which GGUF lacks: llama.cpp recognizes the one published size, of
     `scaled_by_hidden` layers, that has another than the heads' size."""
     if given["num_hidden_layers"] == scaled_by_hidden:
         return int(given["hidden_size"]) // int(given["num_attention_heads"])

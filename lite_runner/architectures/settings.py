@@ -31,7 +31,7 @@ Error = tuple[tuple[str, ...], str]  # dotted keys, and a sentence about them
 
 @dataclass(frozen=True, kw_only=True)
 class PetLoraSettings:
-    """One LoRA adapter that is trained into the checkpoint, as MindFormers' yaml tells of it."""
+    """One LoRA adapter that is trained into the checkpoint, as in MindFormers' yaml."""
 
     pet_type: Literal["lora"]
     lora_rank: Count = 8
@@ -42,7 +42,7 @@ class PetLoraSettings:
 @dataclass(frozen=True, kw_only=True)
 class LearnedKeySettings:
     """Keys and values in front of each sequence's that are trained into the checkpoint: p-tuning
-    v2, by whose names they are told, or prefix tuning."""
+    v2, recognized by its names, or prefix tuning."""
 
     pet_type: Literal["ptuning2", "prefixtuning"]
     pre_seq_len: Count = 128

@@ -193,7 +193,7 @@ async def ask(app: ASGIApp, line: BatchLine) -> tuple[int, bytes]:
     try:
         await app(scope, receive, send)
     except Exception:
-        if not status:  # otherwise Starlette has answered, and tells the server besides
+        if not status:  # otherwise Starlette has answered, and raises it for the server
             raise
     return status, bytes(parts)
 

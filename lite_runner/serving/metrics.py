@@ -176,7 +176,7 @@ class Usage:
 
 
 class RequestStats:
-    """Usage and times of one call, told to the metrics."""
+    """Usage and times of one call, which are added to the metrics."""
 
     def __init__(self, metrics: Metrics, prompts: list[int], returns: int) -> None:
         """`prompts`: tokens of each; `returns`: sequences of each."""

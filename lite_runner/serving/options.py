@@ -71,7 +71,7 @@ class Serve:
     tokens_per_minute: Count | None
     tls_cert: str  # PEM files of a certificate and its key; "": no TLS
     tls_key: str
-    model_name: str | tuple[str, ...] | None  # names of the model, the first is told; null: its own
+    model_name: str | tuple[str, ...] | None  # the first is shown; null: the model's own
     allowed_hosts: tuple[str, ...]  # of Host; (): those of this machine, or any where it is public
     cors_origins: tuple[str, ...]  # pages whose scripts may ask
     # Sequences that are computed together: cache slots; auto: as many as fit, up to 8

@@ -169,7 +169,7 @@ class Models:
     async def _wait_for(self, model: ServedModel, limit: float | None) -> None:
         if model.loads is None:
             model.loads = asyncio.create_task(self._load(model))
-            # Told already, if nobody waits for it any more.
+            # Its exception, which asyncio would report where no task waits any more.
             model.loads.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.wait_for(asyncio.shield(model.loads), limit)

@@ -189,7 +189,8 @@ def run_model(
 ) -> None:
     """Serve one of several models on the socket at `path` until the pipe is closed; `raw`: its
     config as plain data, `planned` makes the plan of it; `kept`: a file for its responses, while it
-    is not loaded. The pipe tells what it takes, waits, and tells that it is loaded."""
+    is not loaded. It sends the memory that it needs through the pipe, waits for leave to load, and
+    reports that it has loaded."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent process ends it
         signal.signal(number, signal.SIG_IGN)
     try:

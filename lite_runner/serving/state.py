@@ -124,7 +124,7 @@ class Server:
 
     engine: EngineThread
     tokenizer: Tokenizer
-    names: tuple[str, ...]  # of the base model; the first is told
+    names: tuple[str, ...]  # of the base model; the first is shown
     adapters: tuple[str, ...]  # as they are now
     defaults: GenerationConfig
     settings: Serve

@@ -1,4 +1,4 @@
-"""Formats of tool calls: told from a chat template, forced by grammars."""
+"""Formats of tool calls: recognized in a chat template, forced by grammars."""
 
 from __future__ import annotations
 
@@ -481,7 +481,7 @@ FORMATS: dict[str, CallFormat] = {
 
 
 def detect_format(tokenizer: Tokenizer) -> CallFormat | None:
-    """The format of calls that a chat template writes, or that its text tells; None: it knows no
+    """The format of calls that a chat template writes, or describes in its text; None: it knows no
     tools, or its format is not known here."""
     template = tokenizer.chat_template
     if template is None:

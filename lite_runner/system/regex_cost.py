@@ -16,7 +16,7 @@ MAX_PATTERN = 1 << 16  # characters
 MAX_NESTING = 32
 MAX_DEGREE = 1  # of the cost at one place, as a power of the text's length
 MAX_FACTOR = 1024
-_MANY = 1 << 32  # a factor that need not be told from larger ones
+_MANY = 1 << 32  # larger factors are not distinguished
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _GROUP = re.compile(r"\?(?::|=|!|<=|<!|>|P?<\w+>|'\w+'|[im-]*:)")
 _COMMENT_END = re.compile(r"[^)]*\)")

@@ -2,7 +2,7 @@
 and elementwise operations, with their gradients. And that of searching for the scales of blocks.
 
 They may be called from several threads at once. A call computes in one thread, or in as many as
-`use_threads` said, which is for a training whose texts are not divided among threads.
+`use_threads` sets, for a training whose texts are not divided among threads.
 """
 
 from __future__ import annotations

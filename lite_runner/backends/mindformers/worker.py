@@ -12,7 +12,7 @@ workers/main.py runs it and describes the protocol; its client is process.py.
                                           load_checkpoint, or as one of several workers with its
                                           part of it; its stand-ins
     {"op": "generate", "prompts", "limits", "eos", "pad", "options", "logits"}
-                                          MindFormers' generate(). Each step tells the new tokens,
+                                          MindFormers' generate(). Each step sends the new tokens,
                                           as [row, token], and its seconds; beams only answer, with
                                           the tokens of the best. `logits`: a file to append those
                                           of each step to, float32 [rows, vocab]; null: none
@@ -72,7 +72,7 @@ class Enough(Exception):
 
 
 class Rows:
-    """A streamer: tells the new tokens of each row until it ends."""
+    """A streamer: sends the new tokens of each row until it ends."""
 
     def __init__(self, limits: list[int], eos: list[int], tell: Tell) -> None:
         self.left = list(limits)
@@ -116,7 +116,7 @@ class MindFormersWorker:
     def start(self, folder: str, threads: int | None, device: str) -> Message:
         """Import, and the versions."""
         os.chdir(folder)
-        os.environ["RUN_MODE"] = "predict"  # as run_mindformer tells the networks of later releases
+        os.environ["RUN_MODE"] = "predict"  # networks of later releases ask run_mindformer for it
         if threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)
         self.mindspore = import_mindspore(device)

@@ -105,7 +105,7 @@ class WorkerProcess:
     ) -> dict[str, Any]:
         """The answer to a request; not thread-safe.
 
-        `on_event` is called with what the process tells before it answers; `seconds` is how long it
+        `on_event` is called with what the process sends before it answers; `seconds` is how long it
         may be silent. Raises `refused` for an error of the product, after which the process still
         runs. Raises RunnerError if the process ended, timed out or sent an invalid answer; then,
         and on other exceptions such as KeyboardInterrupt, the process is ended.
