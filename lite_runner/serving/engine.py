@@ -79,9 +79,7 @@ class Handle:
     put: Put
     checkers: Sequence[StopChecker]
     open: int  # sequences that are not over
-    lengths: dict[int, int] = field(
-        default_factory=dict
-    )  # tokens of those that a stop string ended
+    lengths: dict[int, int] = field(default_factory=dict)  # of sequences that a stop string ended
     id: int | None = None  # of the scheduler, once it has the request
 
 

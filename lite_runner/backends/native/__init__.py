@@ -85,9 +85,8 @@ class Native(Seat):
         """Without that of the draft model."""
         model, slots, length = files.model, options.slots, options.length
         share, local = _share(options), files.model.shard(options.ranks.tensor)
-        cached = (
-            options.settings.context.cache and not options.settings.dry_run
-        )  # so that dry runs agree
+        # A dry run does not look into the cache, so that it always gives the same.
+        cached = options.settings.context.cache and not options.settings.dry_run
         weights, loading = packed_memory(
             _as_computed(files, options), options.ranks, share, cached=cached
         )
