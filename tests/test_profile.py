@@ -60,7 +60,8 @@ def test_a_run_has_tables_and_a_trace(capsys: pytest.CaptureFixture[str]) -> Non
     folder = Path("outputs/latest")
     found: dict[str, Any] = json.loads((folder / "result.json").read_text("utf-8"))["profile"]
     assert sum(found["phases"].values()) == pytest.approx(found["seconds"], rel=1e-3)
-    assert {"start", "plan", "read", "prefill", "decode", "sample", "write"} <= set(found["phases"])
+    expected = {"start", "plan", "read", "pack", "prefill", "decode", "sample", "write"}
+    assert expected <= set(found["phases"])
     steps = found["steps"]
     assert (steps["steps"], steps["new_tokens"]) == (6, 5)
     kinds = {one["name"]: one for one in found["kernels"]}
