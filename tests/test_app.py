@@ -175,7 +175,8 @@ def test_sigterm_ends_a_run_and_the_handler_is_put_back(launched: Launched) -> N
 def test_notes_are_a_line_and_the_rest_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     Path("f.yaml").write_text("optimizer: {lr: 1}\ncallbacks: []\n", encoding="utf-8")
     argv = ["--config", "f.yaml", TINY, "predict_data=x", "max_new_tokens=1", "stream=false"]
-    note = "note: 2 keys of f.yaml have no effect here"
+    where = "(listed in run.log, and with verbosity=2)"
+    note = f"note: 2 keys of f.yaml have no effect here {where}"
     listed = "no effect here, of f.yaml: callbacks, optimizer"
     for more, expected in (("0", (0, 0)), ("1", (1, 0)), ("2", (1, 1))):
         assert app.main([*argv, f"verbosity={more}"]) == 0

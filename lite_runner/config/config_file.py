@@ -468,7 +468,7 @@ def _ignored(keys: Collection[str], source: str) -> Note:
     which = "1 key" if count == 1 else f"{count} keys"
     has = "has" if count == 1 else "have"
     return Note(
-        f"{which} of {source} {has} no effect here (format_keys in run.log, and with verbosity=2)",
+        f"{which} of {source} {has} no effect here (listed in run.log, and with verbosity=2)",
         f"no effect here, of {source}: {format_keys(keys)}",
     )
 
