@@ -301,7 +301,7 @@ MINDFORMERS_EXPORT = {
 }
 # Keys that a typed option of a group sets: these, and those that differ from the default option.
 # Others are defaults, which a file overrides.
-_SAID_BY_OPTION: Mapping[str, Collection[str]] = {
+_SET_BY_OPTION: Mapping[str, Collection[str]] = {
     "parallel": (
         *("use_parallel", "parallel.parallel_mode", "parallel_config.data_parallel"),
         *("parallel_config.model_parallel", "parallel_config.pipeline_stage"),
@@ -341,7 +341,7 @@ def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> Con
     if other := _other_model(composed, line, file):
         composed.fail("model", other)
     elif composed.schemas.is_of_a_run(file.raw):
-        typed = _said_by_options(line, composed)
+        typed = _set_by_options(line, composed)
         if line.values("model"):  # a former run's is another one
             typed |= values_of("model", composed.choices["model"], composed.folders).keys()
         composed.run_again(file.raw, typed)
@@ -354,7 +354,7 @@ def _with_values(composed: Composed, line: CommandLine, file: ConfigFile) -> Con
     """The file with the values of other keys that it refers to: typed, its own, or of the groups;
     errors are collected."""
     typed = {setting.key: setting.value for setting in line.settings}
-    by_options = _said_by_options(line, composed)
+    by_options = _set_by_options(line, composed)
     known = leaves(composed.schema, composed.raw)
 
     def find(key: str) -> Any:
@@ -436,7 +436,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     for text in result.errors:
         key = text.partition(":")[0]
         composed.fail(key, f"--{text}" if key in file.flags else text + where)
-    typed = {setting.key for setting in line.settings} | _said_by_options(line, composed)
+    typed = {setting.key for setting in line.settings} | _set_by_options(line, composed)
     backend = composed.choices.get("backend", "native")  # online, where none is named
     online = backend in ("native", "ms") and composed.raw.get("run_mode") != "export"
     device = line.last("context.device_target") or result.assignments.get("context.device_target")
@@ -458,7 +458,7 @@ def _uses_parallel(composed: Composed, line: CommandLine, file: ConfigFile) -> b
     """use_parallel of the command line, else of the file, else as composed."""
     if typed := line.last("use_parallel"):
         return typed.lower() != "false"
-    if "use_parallel" in _said_by_options(line, composed):
+    if "use_parallel" in _set_by_options(line, composed):
         return bool(composed.raw["use_parallel"])
     return bool(file.raw.get("use_parallel", composed.raw.get("use_parallel")))
 
@@ -473,7 +473,7 @@ def _ignored(keys: Collection[str], source: str) -> Note:
     )
 
 
-def _said_by_options(line: CommandLine, composed: Composed) -> set[str]:
+def _set_by_options(line: CommandLine, composed: Composed) -> set[str]:
     """The dotted keys that the typed options of groups stand for."""
     usual_options = options_named_in(conf_dir() / "config.yaml")
     keys: set[str] = set()
@@ -481,7 +481,7 @@ def _said_by_options(line: CommandLine, composed: Composed) -> set[str]:
         option = composed.choices.get(group)
         if option is not None and group != "run_mode":  # only defaults
             usual = values_of(group, usual_options[group])
-            keys.update(_SAID_BY_OPTION.get(group, ()))
+            keys.update(_SET_BY_OPTION.get(group, ()))
             keys |= {
                 key
                 for key, value in values_of(group, option, composed.folders).items()
