@@ -57,7 +57,7 @@ class LayerCost:
 class _Layers:
     costs: Sequence[LayerCost]
     times: Any  # an array of LayerTime
-    waiting_told: bool  # time that exchanges waited for other ranks
+    waiting_known: bool  # time that exchanges waited for other ranks
 
 
 @dataclass
@@ -159,11 +159,11 @@ class Recorder:
         one = RequestTime(name=name, requests=1, seconds=ended - began, longest_s=ended - began)
         self._requests[name] = one.plus(self._requests.get(name))
 
-    def times_of(self, costs: Sequence[LayerCost], *, waiting_told: bool = True) -> Any:
-        """The array that a native model of these layers writes their times to; `waiting_told`: of
+    def times_of(self, costs: Sequence[LayerCost], *, waiting_known: bool = True) -> Any:
+        """The array that a native model of these layers writes their times to; `waiting_known`: of
         exchanges between ranks, how long they waited."""
         times = (LayerTime * len(costs))()
-        self._layers.append(_Layers(costs, times, waiting_told))
+        self._layers.append(_Layers(costs, times, waiting_known))
         return times
 
     def layers(self, times: Any) -> None:
@@ -187,7 +187,7 @@ class Recorder:
                 yield cost.name, "native", one.began / 1e9, one.ended / 1e9, {}
                 last = one.exchange
                 if last.began >= one.began > 0:
-                    waiting = {"waiting_ms": last.last_waited / 1e6} if group.waiting_told else {}
+                    waiting = {"waiting_ms": last.last_waited / 1e6} if group.waiting_known else {}
                     began, ended = last.began / 1e9, last.ended / 1e9
                     yield cost.collective, "collective", began, ended, waiting
 
@@ -209,7 +209,7 @@ class Recorder:
         for group in self._layers:
             for cost, times in zip(group.costs, group.times, strict=True):
                 if times.exchange.calls:
-                    exchanged = _collective(cost.collective, times.exchange, group.waiting_told)
+                    exchanged = _collective(cost.collective, times.exchange, group.waiting_known)
                     found = collectives.get(cost.collective)
                     collectives[cost.collective] = exchanged.plus(found)
                 if times.calls:
@@ -252,13 +252,13 @@ class Recorder:
             self._left_out += 1
 
 
-def _collective(name: str, time: ExchangeTime, waiting_told: bool) -> CollectiveTime:
-    """A native layer's exchanges as a collective; `waiting_told`: with their waiting."""
+def _collective(name: str, time: ExchangeTime, waiting_known: bool) -> CollectiveTime:
+    """A native layer's exchanges as a collective; `waiting_known`: with their waiting."""
     return CollectiveTime(
         name=name,
         calls=time.calls,
         seconds=time.spent / 1e9,
-        waiting_s=time.waited / 1e9 if waiting_told else None,
+        waiting_s=time.waited / 1e9 if waiting_known else None,
         bytes=time.bytes,
     )
 

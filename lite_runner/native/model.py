@@ -156,7 +156,7 @@ class NativeModel:
             if pool is not None:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
-        # Of a layer that predicts a further token: the hidden states of the tokens of the next step
+        # Of a layer for multi-token prediction: the hidden states of the tokens of the next step
         # [capacity, hidden_size].
         self.joined = _zeros((0, 0), np.float32)
         self._memory: list[BlockMemory] = []
@@ -312,7 +312,7 @@ class NativeModel:
             peers = self._peers
             self._times = recorder.times_of(
                 layer_costs(self._blocks, vocabulary, self._number_bytes),
-                waiting_told=peers is None or peers.all_gather is None,
+                waiting_known=peers is None or peers.all_gather is None,
             )
             self._model.times = addressof(self._times)
 

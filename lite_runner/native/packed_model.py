@@ -73,7 +73,7 @@ def pack(
     share: Share = WHOLE,
 ) -> Iterator[Packed]:
     """The layers of a model that is not `unsupported`, one after the other: embedding, attention
-    and feed-forward of each block, head; a layer that predicts a further token has what joins its
+    and feed-forward of each block, head; a layer for multi-token prediction has what joins its
     inputs in place of the embedding. Each takes its weights, or a rank's `share` of them, when it
     is packed, in a `room` of its own.
 

@@ -28,7 +28,7 @@ from lite_runner.records import dataclass
 
 
 class JoinLayer(Structure):
-    """The input of a layer that predicts a further token."""
+    """The input of a layer for multi-token prediction."""
 
     __slots__ = ()
     _fields_ = [

@@ -387,11 +387,9 @@ def test_a_long_prompt_of_experts_may_come_in_any_pieces(
     known = reference("mixtral")
     known.config = replace(known.config, seq_length=300)
     model, prompt = known.native(2, 300, quant), tokens(1, 300)
-    whole = model.forward([Row(0, prompt, 0)])
-    for size in (7, 100):
-        for start in range(0, 300, size):
-            logits = model.forward([Row(1, prompt[start : start + size], start)])
-        assert logits.tobytes() == whole.tobytes()
+    for start in range(0, 300, 7):
+        logits = model.forward([Row(1, prompt[start : start + 7], start)])
+    assert logits.tobytes() == model.forward([Row(0, prompt, 0)]).tobytes()
 
 
 def test_a_step_that_is_longer_than_its_capacity(
