@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -214,10 +215,11 @@ def tests() -> int:
 def items(root: Path) -> str:
     """Number of tests that pytest collects in a folder, or its failure."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    told = done.stdout.strip().rpartition("\n")[2]
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}  # which may add lines to the output
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    last = done.stdout.strip().rpartition("\n")[2]
     failed = f"not counted, {shlex.join(command[1:])} ended with {done.returncode}: "
-    return failed + told if done.returncode else told
+    return failed + last if done.returncode else last
 
 
 # Of architectures/, what several of them share.
