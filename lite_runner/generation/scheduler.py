@@ -46,7 +46,8 @@ class SchedulerOutput:
 
     rows: list[Row] = field(default_factory=list)
     decoding: list[tuple[SequenceGroup, list[Row]]] = field(default_factory=list)  # with their rows
-    prompts: list[SequenceGroup] = field(default_factory=list)  # one row each, after decoding
+    # One prefill row each, behind the decode rows.
+    prompts: list[SequenceGroup] = field(default_factory=list)
     scored: bool = False  # prompt tokens get log-probabilities
     sampled: int = 0  # tokens chosen after the decode rows, once it is over
 

@@ -19,6 +19,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
 from lite_runner.native.structs import MOST_HEAD_DIM, PANEL, HeadLayer, NativePools, Packed, aligned
 from lite_runner.records import dataclass
+from lite_runner.weights import HUGE_PAGE
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lite_runner.weights.lora.adapter import LoraSize
 
 BLOCK = 128  # positions of a block of the cache: kChunk in src/layers.h
-HUGE_PAGE = 2 << 20
 FEW_BLOCKS = 2  # a slot with no more of them has small pages: it would seldom fill a huge one
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.13 on
 

@@ -87,12 +87,6 @@ inline Ints scale_of(const uint8_t* unit, int64_t sub, int64_t part) {
   return kForm<format>.nibbles() ? own & 15 : own;
 }
 
-// The same additions for one row and for many.
-inline void add_products(Floats& total, Ints sum, Floats factor, float scale) {
-  total += to_float(sum) * (factor * splat(scale));
-}
-inline void add_minimum(Floats& total, Floats minimum, float sum) { total += minimum * splat(sum); }
-
 // The sum of the inputs that share the minimum `index` of group `at` of 32.
 template <Format format>
 inline float inputs_of(const Rows& rows, int64_t at, int64_t index) {
@@ -429,20 +423,19 @@ void multiply_unpacked_by_amx(const Unpacked& from, const TileGroup& x, const ui
     AmxTiles<32>::multiply<TileProduct::kSigned>(own.tiles(), 32, from.words[g * 8], 32, true,
                                                  products[g % (2 * together)]);
   };
-  const auto add = [&](int64_t g, auto r, auto& totals) __attribute__((always_inline)) {
-    constexpr int64_t few = sizeof(totals.at) / sizeof(totals.at[0]);
+  const auto add = [&](int64_t g, auto r, Tile<kAddedRows>& totals) __attribute__((always_inline)) {
     const TileGroup& own = x.after(g, size);
     auto& product = products[g % (2 * together)];
     uint32_t wide;
-    __builtin_memcpy(&wide, own.wide + r, few);
+    __builtin_memcpy(&wide, own.wide + r, kAddedRows);
     if (wide)
-      for (int64_t i = 0; i < few; ++i)
+      for (int64_t i = 0; i < kAddedRows; ++i)
         if (own.wide[r + i]) add_above(from, g, above + 64 * g + (r + i) * stride, product[r + i]);
 #pragma GCC unroll 2
     for (int64_t p = 0; p < kParts; ++p) {
       const Floats factor = load(from.factor[g] + p * kLanes);
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < few; ++i) {
+      for (int64_t i = 0; i < kAddedRows; ++i) {
         Ints sum = product[r + i][p];
         if (offset) sum -= offset * own.totals[r + i];
         if (kForm<format>.scales) sum *= load(from.scale[g] + p * kLanes);

@@ -19,6 +19,12 @@ inline Floats load_scales(const Matrix& m, int64_t at) {
                                           : load_bfloat16(m.halves(m.scales) + at);
 }
 
+// The same additions for one row and for many.
+inline void add_products(Floats& total, Ints sum, Floats factor, float scale) {
+  total += to_float(sum) * (factor * splat(scale));
+}
+inline void add_minimum(Floats& total, Floats minimum, float sum) { total += minimum * splat(sum); }
+
 // Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
 // the weights' group, if they have groups, and that of the row.
 template <int64_t count>
@@ -40,8 +46,8 @@ inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows
       Floats& total = totals.at[r][p];
       Ints above = sums[r][p];  // the zero
       if (m.zeros || m.zero) above -= zero * rows.totals[at];
-      total += to_float(above) * (factor * rows.scales[at]);
-      if (m.minimums) total += splat(rows.sums[at]) * minimum;
+      add_products(total, above, factor, rows.scales[at]);
+      if (m.minimums) add_minimum(total, minimum, rows.sums[at]);
     }
   }
 }
@@ -237,6 +243,8 @@ void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int6
 #endif
 
 #if AMX && WIDTH == 16
+constexpr int64_t kAddedRows = 4;  // whose totals registers hold, beside all that is added
+
 // Adds up 16 rows over groups of inputs, whose products tiles leave in memory: multiply(group) makes
 // those of a group, add(group, row, totals) takes those of four rows. Of `together` groups they are made
 // before any is taken, so that totals stay in registers meanwhile; and those of the groups behind stand
@@ -244,18 +252,18 @@ void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int6
 template <int64_t together, class Multiply, class Add>
 inline __attribute__((always_inline)) void add_up_tiles(int64_t groups, bool begin, float* sums,
                                                         Multiply&& multiply, Add&& add) {
-  constexpr int64_t few = 4;
-  static_assert(kAmxRows == few * few && few % together == 0);
+  constexpr int64_t blocks = kAmxRows / kAddedRows;
+  static_assert(blocks % together == 0);
   for (int64_t g = 0; g < smaller_of(groups, together); ++g) multiply(g);
   for (int64_t first = 0; first < groups; first += together)
-    unrolled<few>([&](auto block) __attribute__((always_inline)) {
-      const int64_t next = first + together + block * together / few;
-      if (block * together % few == 0 && next < groups) multiply(next);
-      float* to = sums + block * few * kPanel;
-      Tile<few> totals{};
+    unrolled<blocks>([&](auto block) __attribute__((always_inline)) {
+      const int64_t next = first + together + block * together / blocks;
+      if (block * together % blocks == 0 && next < groups) multiply(next);
+      float* to = sums + block * kAddedRows * kPanel;
+      Tile<kAddedRows> totals{};
       if (!begin || first) load_tile(totals, to);
       const auto one = [&](int64_t i) __attribute__((always_inline)) {
-        add(first + i, std::integral_constant<int64_t, block * few>{}, totals);
+        add(first + i, std::integral_constant<int64_t, block * kAddedRows>{}, totals);
       };
       if (first + together <= groups)
         unrolled<together>(one);
@@ -311,8 +319,7 @@ void multiply_split_by_amx(const Matrix& m, bool lifted, const Quads& from, cons
         own.tiles(), bytes, from.words[g * group / 4], smaller_of(group, inputs - g * group), true,
         products[g % (2 * together)], 2 * bytes * kAmxRows);
   };
-  const auto add = [&](int64_t g, auto r, auto& totals) __attribute__((always_inline)) {
-    constexpr int64_t few = sizeof(totals.at) / sizeof(totals.at[0]);
+  const auto add = [&](int64_t g, auto r, Tile<kAddedRows>& totals) __attribute__((always_inline)) {
     const TileGroup& own = x.after(g, size);
     const auto& product = products[g % (2 * together)];
 #pragma GCC unroll 2
@@ -321,12 +328,12 @@ void multiply_split_by_amx(const Matrix& m, bool lifted, const Quads& from, cons
       const Floats minimum = load(from.minimum[g] + p * kLanes);
       const Ints zero = load(from.zero[g] + p * kLanes);
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < few; ++i) {
+      for (int64_t i = 0; i < kAddedRows; ++i) {
         Ints sum = (product[0][r + i][p] << 8) + product[1][r + i][p];
         if (lifted) sum -= zero * own.totals[r + i];
         Floats& total = totals.at[i][p];
-        total += to_float(sum) * (factor * own.scales[r + i]);
-        if (minimums) total += splat(own.sums[r + i]) * minimum;
+        add_products(total, sum, factor, own.scales[r + i]);
+        if (minimums) add_minimum(total, minimum, own.sums[r + i]);
       }
     }
   };
