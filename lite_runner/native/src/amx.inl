@@ -41,6 +41,8 @@ struct TileGroups {
   // Those of `count` that are multiplied by tiles.
   int64_t rows(int64_t count) const { return first ? rows_of_bytes(count - lead) : 0; }
   int64_t size(int64_t rows) const { return rows / kAmxRows * groups * TileGroup::size(bytes); }
+  // Rows that a thread makes ready: those of a tile share lines of cache.
+  int64_t rows_at_once() const { return first ? kAmxRows : 4; }
   TileGroup& of(int64_t row, int64_t group) const {
     const int64_t index = row / kAmxRows * groups + group;
     return *reinterpret_cast<TileGroup*>(first + index * TileGroup::size(bytes));
@@ -177,6 +179,7 @@ struct TileGroups {
   TileGroups from(int64_t) const { return *this; }
   int64_t rows(int64_t) const { return 0; }
   int64_t size(int64_t) const { return 0; }
+  int64_t rows_at_once() const { return 4; }
   void put(int64_t, int64_t, float, float, int32_t, uint8_t) const {}
   void put(int64_t, int64_t, int64_t, int64_t, int64_t, const uint8_t*) const {}
 };

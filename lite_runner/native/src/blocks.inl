@@ -540,7 +540,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       tiles.put(row, g - row * groups, 0, 32, 0, bytes + 64 * g + 32);
 #endif
     }
-  });
+  }, tiles.rows_at_once());
   return {x, count, stride, bytes, shorts, wide, scales, sums, totals, nullptr, tiles};
 }
 

@@ -233,7 +233,7 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
                   target + half * stride + k);
     }
 #endif
-  });
+  }, tiles.rows_at_once());
   rows.bytes = bytes;
   rows.shorts = shorts;
   rows.wide = wide;

@@ -52,8 +52,8 @@ void parallel_for_some(int64_t items, int64_t each, Body&& body) {
 
 // The same for rows, a few at a time: sharing costs more than a row does.
 template <class Body>
-void over_rows(int64_t count, Body&& body) {
-  parallel_for_some(count, 4, [&](int64_t row, int) { body(row); });
+void over_rows(int64_t count, Body&& body, int64_t each = 4) {
+  parallel_for_some(count, each, [&](int64_t row, int) { body(row); });
 }
 
 }  // namespace lite_runner
