@@ -19,6 +19,7 @@ from lite_runner import native
 from lite_runner.native import fingerprint, matrices
 from lite_runner.native.structs import UNITS, Format
 from lite_runner.weights import widened
+from lite_runner.weights.quantization.quantized import QuantizedTensor, packed
 from tests.native import test_blocks, test_linear
 from tests.native.conftest import OPERATORS, SANITIZED, Operators
 from tests.native.in_numpy import with_outliers
@@ -258,6 +259,7 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
         *(("int8, 16 bits", 96, 0), ("int8, 16 bits", 576, 0), ("int8, 16 bits", 40, 0)),
         *(("int4 in groups, 16 bits", 288, 32), ("int4 in groups, 16 bits", 320, 64)),
         *(("int4 from 8, 16 bits", 256, 0), ("int4 in groups, ordered, 16 bits", 384, 128)),
+        *(("int4 in groups from zeros, 16 bits", 288, 32), ("int8 in groups", 320, 64)),
     ):
         made = test_linear.made(kind.removesuffix(", 16 bits"), 70, inputs, group, rng)
         weights[f"{kind} {inputs}"] = made.weight
@@ -275,6 +277,25 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
             by_tiles = rows >= 32 and inputs % 32 == 0 and name.split()[0] not in SCALES_OF_16
             assert own or (used > 0) == by_tiles, f"{name}, {rows} rows"
             assert (emulator.emulator_wrong(), emulator.emulator_open()) == (b"", 0), name
+
+
+def test_largest_sums_of_4_bits(emulator: ctypes.CDLL, library: Path) -> None:
+    """The most that 32 inputs sum up to is exact in the floats of tiles."""
+    operators, rng = Operators(library), np.random.default_rng(0)
+    assert state(library, emulated=True) == "used"
+    x = np.ones((35, 288), np.float32)
+    x[1:] = -1
+    x[2:] *= rng.choice([-1, 1, 0.99], (33, 288))
+    scales = (rng.random((70, 9)) + 0.01).astype(np.float16)
+    for zero, nibble in ((16, 0), (0, 15), (8, 0), (16, None)):
+        nibbles = rng.integers(0, 16, (70, 288)) if nibble is None else np.full((70, 288), nibble)
+        weight = QuantizedTensor(4, 32, packed(nibbles.astype(np.uint8)), scales, None, zero=zero)
+        block = matrices.matrix(weight).block()
+        assert operators.choose("avx512")
+        expected = operators.linear(block, 70, x)
+        assert operators.choose("amx")
+        np.testing.assert_array_equal(operators.linear(block, 70, x), expected, f"{zero}, {nibble}")
+        assert (emulator.emulator_wrong(), emulator.emulator_open()) == (b"", 0), zero
 
 
 def test_tiles_of_bfloat16(emulator: ctypes.CDLL, library: Path) -> None:

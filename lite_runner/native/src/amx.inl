@@ -13,9 +13,9 @@ inline int64_t rows_in_tiles(int64_t count) { return tiles_used() ? count / kAmx
 // The same of bytes, whose sums have to be scaled by vectors all the same: with fewer they do not pay.
 inline int64_t rows_of_bytes(int64_t count) { return count < 2 * kAmxRows ? 0 : rows_in_tiles(count); }
 
-// A group of inputs of 16 rows of integers, as products by tiles take them. Behind it stand the bytes:
-// [group / inputs, 2, 16, inputs], upper and lower ones of as many inputs as a tile has, or of blocks
-// [16, 32] the lower ones.
+// A group of inputs of 16 rows of integers, as products by tiles take them. Behind it stand tiles of
+// these: [group / inputs, 2, 16, inputs], upper and lower bytes of as many inputs as a tile has, or both
+// in bfloat16; of blocks [16, 32], the lower bytes.
 struct alignas(64) TileGroup {
   float scales[kAmxRows], sums[kAmxRows];
   int32_t totals[kAmxRows];
@@ -25,6 +25,14 @@ struct alignas(64) TileGroup {
   const uint8_t* tiles() const { return reinterpret_cast<const uint8_t*>(this + 1); }
   const TileGroup& after(int64_t groups, int64_t size) const {
     return *reinterpret_cast<const TileGroup*>(reinterpret_cast<const uint8_t*>(this) + groups * size);
+  }
+  // Calls body with those of four rows that have 16 bits.
+  template <class Body>
+  void each_wide(int64_t first, Body&& body) const {
+    uint32_t four;
+    __builtin_memcpy(&four, wide + first, 4);
+    for (int64_t row = first; four && row < first + 4; ++row)
+      if (wide[row]) body(row);
   }
 };
 
@@ -43,6 +51,7 @@ struct TileGroups {
   int64_t size(int64_t rows) const { return rows / kAmxRows * groups * TileGroup::size(bytes); }
   // Rows that a thread makes ready: those of a tile share lines of cache.
   int64_t rows_at_once() const { return first ? kAmxRows : 4; }
+  int64_t row_bytes() const { return first ? size(kAmxRows) / kAmxRows : 0; }
   TileGroup& of(int64_t row, int64_t group) const {
     const int64_t index = row / kAmxRows * groups + group;
     return *reinterpret_cast<TileGroup*>(first + index * TileGroup::size(bytes));
@@ -52,16 +61,19 @@ struct TileGroups {
     own.scales[row % kAmxRows] = scale, own.sums[row % kAmxRows] = sum;
     own.totals[row % kAmxRows] = total, own.wide[row % kAmxRows] = wide;
   }
-  // 32 bytes of a row, from `at` on in those of the group's tile `index`, of `inputs` in a row.
-  void put(int64_t row, int64_t group, int64_t index, int64_t inputs, int64_t at,
-           const uint8_t* from) const {
+  // A row of the group's tile `index`, which has so many bytes in each.
+  uint8_t* tile(int64_t row, int64_t group, int64_t index, int64_t width) const {
     uint8_t* tiles = reinterpret_cast<uint8_t*>(&of(row, group) + 1);
-    __builtin_memcpy(tiles + (index * kAmxRows + row % kAmxRows) * inputs + at, from, 32);
+    return tiles + (index * kAmxRows + row % kAmxRows) * width;
+  }
+  // 32 of these, from `at` on.
+  void put(int64_t row, int64_t group, int64_t index, int64_t width, int64_t at, const uint8_t* from) const {
+    __builtin_memcpy(tile(row, group, index, width) + at, from, 32);
   }
 };
 
-// Of bytes, the rows unsigned and the weights signed or the other way round: exact sums of 32 bits, as
-// those of add_quads. Of bfloat16: sums of floats in the order of accumulate_as_tiles.
+// Of signed bytes and weights that are unsigned or signed: exact sums of 32 bits, as those of add_quads.
+// Of bfloat16: sums of floats in the order of accumulate_as_tiles.
 enum class TileProduct { kUnsigned, kSigned, kBFloat16 };
 
 // The tiles of this thread, while one of these lives: 0 and 1 are the sums of 16 outputs each, 2 and 3
@@ -87,56 +99,80 @@ class AmxTiles {
   }
   AmxTiles(const AmxTiles&) = delete;
 
-  // sums [rows][32] = x [rows][stride] * words [depth / 4][32], or grow by that; depth, stride and
-  // `further`, where the next inputs of a row are, in bytes. `twice`: of 16 rows and the 16 behind them,
-  // for the processor to add to four tiles in turn.
-  template <TileProduct what, bool twice = false>
+  // Tile `index` of the sums, of 16 outputs and, from 2 on, of the 16 rows behind, begins with zeros or
+  // as memory has it among sums [rows][32], or goes there.
+  template <int64_t index>
+  static inline __attribute__((always_inline)) void start(const void* sums = nullptr) {
+    if (sums)
+      load<index>(at<index>(static_cast<const uint8_t*>(sums)), kStep);
+    else
+      __asm__ volatile("tilezero %%tmm%c0" : : "i"(index));
+  }
+  template <int64_t index>
+  static inline __attribute__((always_inline)) void store(void* sums) {
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)"
+                     : : "i"(index), "r"(at<index>(static_cast<uint8_t*>(sums))), "r"(kStep) : "memory");
+  }
+
+  // The first `tiles` of the sums grow by x [rows][stride] * words [depth / 4][32]; depth, stride and
+  // `further`, where the next inputs of a row are, in bytes.
+  template <TileProduct what, int64_t tiles>
   static inline __attribute__((always_inline)) void multiply(const void* x, int64_t stride,
                                                              const void* words, int64_t depth,
-                                                             bool begin, void* sums,
                                                              int64_t further = bytes) {
-    constexpr int64_t step = 4 * kPanel;
-    uint8_t* more = static_cast<uint8_t*>(sums) + kAmxRows * step;
-    static_assert(!twice || what != TileProduct::kUnsigned);
-    if (begin)
-      __asm__ volatile("tilezero %%tmm0\n\ttilezero %%tmm1" : :);
-    else
-      __asm__ volatile("tileloadd (%0,%1,1), %%tmm0\n\ttileloadd 64(%0,%1,1), %%tmm1"
-                       : : "r"(sums), "r"(step) : "memory");
-    if (twice && begin)
-      __asm__ volatile("tilezero %%tmm2\n\ttilezero %%tmm3" : :);
-    else if (twice)
-      __asm__ volatile("tileloadd (%0,%1,1), %%tmm2\n\ttileloadd 64(%0,%1,1), %%tmm3"
-                       : : "r"(more), "r"(step) : "memory");
     for (int64_t k = 0; k < depth; k += bytes) {
       const uint8_t* from = static_cast<const uint8_t*>(x) + k / bytes * further;
-      __asm__ volatile("tileloadd (%0,%1,1), %%tmm4\n\ttileloadd (%2,%3,1), %%tmm6\n\t"
-                       "tileloadd 64(%2,%3,1), %%tmm7"
-                       : : "r"(from), "r"(stride),
-                           "r"(static_cast<const uint8_t*>(words) + k / 4 * step), "r"(step)
-                       : "memory");
-      if (twice)
-        __asm__ volatile("tileloadd (%0,%1,1), %%tmm5"
-                         : : "r"(from + kAmxRows * stride), "r"(stride) : "memory");
-      if (what == TileProduct::kUnsigned)
-        __asm__ volatile("tdpbusd %%tmm6, %%tmm4, %%tmm0\n\ttdpbusd %%tmm7, %%tmm4, %%tmm1" : :);
-      else if (what == TileProduct::kSigned)
-        __asm__ volatile("tdpbsud %%tmm6, %%tmm4, %%tmm0\n\ttdpbsud %%tmm7, %%tmm4, %%tmm1" : :);
-      else
-        __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1" : :);
-      if (twice && what == TileProduct::kSigned)
-        __asm__ volatile("tdpbsud %%tmm6, %%tmm5, %%tmm2\n\ttdpbsud %%tmm7, %%tmm5, %%tmm3" : :);
-      else if (twice)
-        __asm__ volatile("tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3" : :);
+      const uint8_t* weights = static_cast<const uint8_t*>(words) + k / 4 * kStep;
+      load<4>(from, stride);
+      load<6>(weights, kStep);
+      load<7>(weights + kStep / 2, kStep);
+      if (tiles > 2) load<5>(from + kAmxRows * stride, stride);
+      unrolled<tiles>([](auto index) __attribute__((always_inline)) {
+        product<what, index, 4 + index / 2, 6 + index % 2>();
+      });
     }
-    __asm__ volatile("tilestored %%tmm0, (%0,%1,1)\n\ttilestored %%tmm1, 64(%0,%1,1)"
-                     : : "r"(sums), "r"(step) : "memory");
-    if (twice)
-      __asm__ volatile("tilestored %%tmm2, (%0,%1,1)\n\ttilestored %%tmm3, 64(%0,%1,1)"
-                       : : "r"(more), "r"(step) : "memory");
+  }
+
+  // Tile `sum` of the sums and the next one grow by the tile x and as many words.
+  template <TileProduct what, int64_t sum>
+  static inline __attribute__((always_inline)) void multiply_tile(const void* x, const void* words) {
+    load<4 + sum / 2>(static_cast<const uint8_t*>(x), bytes);
+    load<6>(static_cast<const uint8_t*>(words), kStep);
+    product<what, sum, 4 + sum / 2, 6>();
+    load<7>(static_cast<const uint8_t*>(words) + kStep / 2, kStep);
+    product<what, sum + 1, 4 + sum / 2, 7>();
+  }
+
+  // Sums [rows][32] of so many tiles, that grow by a product as above or begin with it.
+  template <TileProduct what, int64_t tiles>
+  static inline __attribute__((always_inline)) void add_product(const void* x, int64_t stride,
+                                                                const void* words, int64_t depth,
+                                                                bool begin, void* sums) {
+    unrolled<tiles>([&](auto index) { start<index>(begin ? nullptr : sums); });
+    multiply<what, tiles>(x, stride, words, depth);
+    unrolled<tiles>([&](auto index) { store<index>(sums); });
   }
 
  private:
+  template <int64_t index>
+  static inline __attribute__((always_inline)) void load(const uint8_t* from, int64_t stride) {
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(index), "r"(from), "r"(stride) : "memory");
+  }
+  template <TileProduct what, int64_t sum, int64_t x, int64_t words>
+  static inline __attribute__((always_inline)) void product() {
+    if (what == TileProduct::kUnsigned)
+      __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(x), "i"(words));
+    else if (what == TileProduct::kSigned)
+      __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(x), "i"(words));
+    else
+      __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(x), "i"(words));
+  }
+  template <int64_t index, class T>
+  static T* at(T* sums) {
+    return sums + index / 2 * kAmxRows * kStep + index % 2 * kStep / 2;
+  }
+
+  static constexpr int64_t kStep = 4 * kPanel;
   const uint8_t rows_;
 };
 
@@ -151,7 +187,7 @@ inline bool amx_multiplies() {
   {
     const AmxTiles<32> tiles(kAmxRows);
     for (const bool begin : {true, false})
-      tiles.multiply<what>(x, depth, words, depth, begin, sums);
+      tiles.add_product<what, 2>(x, depth, words, depth, begin, sums);
   }
   bool same = true;
   for (int64_t row = 0; row < kAmxRows; ++row)
@@ -159,8 +195,8 @@ inline bool amx_multiplies() {
       int32_t sum = 0;
       for (int64_t k = 0; k < depth; ++k) {
         const uint8_t one = x[row * depth + k], other = words[(k / 4 * kPanel + out) * 4 + k % 4];
-        sum += 2 * (what == TileProduct::kUnsigned ? one * static_cast<int8_t>(other)
-                                               : static_cast<int8_t>(one) * other);
+        sum += 2 * static_cast<int8_t>(one) *
+               (what == TileProduct::kUnsigned ? other : static_cast<int8_t>(other));
       }
       same &= sums[row][out / kLanes][out % kLanes] == sum;
     }
@@ -180,6 +216,7 @@ struct TileGroups {
   int64_t rows(int64_t) const { return 0; }
   int64_t size(int64_t) const { return 0; }
   int64_t rows_at_once() const { return 4; }
+  int64_t row_bytes() const { return 0; }
   void put(int64_t, int64_t, float, float, int32_t, uint8_t) const {}
   void put(int64_t, int64_t, int64_t, int64_t, int64_t, const uint8_t*) const {}
 };

@@ -127,7 +127,7 @@ inline bool amx_multiplies_bfloat16() {
   {
     const AmxTiles<2 * kTileInputs> amx(kAmxRows);
     for (const bool begin : {true, false})
-      amx.multiply<TileProduct::kBFloat16>(x, 2 * depth, pairs, 2 * depth, begin, sums);
+      amx.add_product<TileProduct::kBFloat16, 2>(x, 2 * depth, pairs, 2 * depth, begin, sums);
   }
   for (const bool begin : {true, false})
     for (int64_t row = 0; row < kAmxRows; ++row)
@@ -153,12 +153,12 @@ void product_in_tiles(float* sums, const UpperHalf* x, int64_t rows, int64_t str
       read_pairs<F>(panel + i * F::bytes, true, two);
       for (int64_t p = 0; p < kParts; ++p) store(pairs[i / 2] + p * kLanes, (Ints)two[p]);
     }
-    const auto by_tiles = [&](auto two, int64_t first, int64_t end, int64_t each) {
+    const auto by_tiles = [&](auto tiles, int64_t first, int64_t end, int64_t each) {
       if (whole == 0 || first == end) return;
       const AmxTiles<2 * kTileInputs> amx(each);
-      for (int64_t row = first; row < end; row += two ? 2 * each : each)
-        amx.template multiply<TileProduct::kBFloat16, two>(x + row * stride, 2 * stride, pairs, 2 * whole,
-                                                           k == 0, sums + row * kPanel);
+      for (int64_t row = first; row < end; row += tiles / 2 * each)
+        amx.template add_product<TileProduct::kBFloat16, tiles>(
+            x + row * stride, 2 * stride, pairs, 2 * whole, k == 0, sums + row * kPanel);
     };
     const auto by_rows = [&](int64_t first, int64_t end, int64_t from) {
       if (from == here) return;
@@ -167,9 +167,9 @@ void product_in_tiles(float* sums, const UpperHalf* x, int64_t rows, int64_t str
                                       panel + from * F::bytes, here - from, k + from == 0);
       }, first);
     };
-    by_tiles(std::true_type{}, 0, twice, kAmxRows);
-    by_tiles(std::false_type{}, twice, full, kAmxRows);
-    by_tiles(std::false_type{}, full, tiled, rows - full);
+    by_tiles(std::integral_constant<int64_t, 4>{}, 0, twice, kAmxRows);
+    by_tiles(std::integral_constant<int64_t, 2>{}, twice, full, kAmxRows);
+    by_tiles(std::integral_constant<int64_t, 2>{}, full, tiled, rows - full);
     by_rows(0, tiled, whole);
     by_rows(tiled, rows, 0);
   }

@@ -420,17 +420,16 @@ void multiply_unpacked_by_amx(const Unpacked& from, const TileGroup& x, const ui
   alignas(64) Ints products[2 * together][kAmxRows][kParts];
   const auto multiply = [&](int64_t g) __attribute__((always_inline)) {
     const TileGroup& own = x.after(g, size);
-    AmxTiles<32>::multiply<TileProduct::kSigned>(own.tiles(), 32, from.words[g * 8], 32, true,
-                                                 products[g % (2 * together)]);
+    unrolled<2>([](auto index) { AmxTiles<32>::start<index>(); });
+    AmxTiles<32>::multiply<TileProduct::kUnsigned, 2>(own.tiles(), 32, from.words[g * 8], 32);
+  };
+  const auto store = [&](int64_t g) __attribute__((always_inline)) {
+    unrolled<2>([&](auto index) { AmxTiles<32>::store<index>(products[g % (2 * together)]); });
   };
   const auto add = [&](int64_t g, auto r, Tile<kAddedRows>& totals) __attribute__((always_inline)) {
     const TileGroup& own = x.after(g, size);
     auto& product = products[g % (2 * together)];
-    uint32_t wide;
-    __builtin_memcpy(&wide, own.wide + r, kAddedRows);
-    if (wide)
-      for (int64_t i = 0; i < kAddedRows; ++i)
-        if (own.wide[r + i]) add_above(from, g, above + 64 * g + (r + i) * stride, product[r + i]);
+    own.each_wide(r, [&](int64_t row) { add_above(from, g, above + 64 * g + row * stride, product[row]); });
 #pragma GCC unroll 2
     for (int64_t p = 0; p < kParts; ++p) {
       const Floats factor = load(from.factor[g] + p * kLanes);
@@ -445,7 +444,7 @@ void multiply_unpacked_by_amx(const Unpacked& from, const TileGroup& x, const ui
       }
     }
   };
-  add_up_tiles<together>(groups, begin, sums, multiply, add);
+  add_up_tiles<together, 1>(groups, begin, sums, multiply, store, add);
 }
 #endif
 
@@ -523,20 +522,18 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   if (tiled) tiles.first = bytes + both;
   over_rows(count, [=, &m](int64_t row) {
     const float* from = x + row * stride;
-    find_wide(from, stride, 32, m.rounded_input, scales + row * groups, wide + row * groups);
+    find_scales(from, stride, 32, m.rounded_input, most, wide + row * groups, sums + row * groups,
+                scales + row * groups);  // factors first, in the place of sums
     for (int64_t g = row * groups; g < (row + 1) * groups; ++g, from += 32) {
       int16_t* to = shorts + 32 * g;
-      const float largest = wide[g] ? most : kEightBits, bound = scales[g];
-      const float factor = integer_factor(bound, largest), scale = bound / largest;
       int32_t* total = totals + 2 * g;
       for (int64_t half = 0; half < 2; ++half)
-        total[half] = round_all(from + 16 * half, 16, factor, to + 16 * half);
-      scales[g] = scale;
-      sums[g] = static_cast<float>(total[0] + total[1]) * scale;
+        total[half] = round_all(from + 16 * half, 16, sums[g], to + 16 * half);
+      sums[g] = static_cast<float>(total[0] + total[1]) * scales[g];
 #if BYTE_PRODUCTS
       split_bytes<Int8>(to, 32, bytes + 64 * g, bytes + 64 * g + 32);
       if (row >= tiled) continue;
-      tiles.put(row, g - row * groups, scale, sums[g], total[0] + total[1], wide[g]);
+      tiles.put(row, g - row * groups, scales[g], sums[g], total[0] + total[1], wide[g]);
       tiles.put(row, g - row * groups, 0, 32, 0, bytes + 64 * g + 32);
 #endif
     }

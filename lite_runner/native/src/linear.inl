@@ -155,18 +155,23 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
 constexpr float kOutlier = 1.75f;
 constexpr float kMostRounded = 32512.0f, kEightBits = 127.0f;
 
-// Bounds of the groups of a row's inputs x [width], and which of them have 16 bits: all, where
-// inputs are not rounded to 8.
-inline void find_wide(const float* x, int64_t width, int64_t group, bool eight, float* bounds,
-                      uint8_t* wide) {
+// By what each group of a row's inputs x [width] is rounded to integers of 8 bits, or of up to `most`:
+// all, where inputs are not rounded to 8. The scales undo the factors.
+inline void find_scales(const float* x, int64_t width, int64_t group, bool eight, float most,
+                        uint8_t* wide, float* factors, float* scales) {
   const int64_t groups = (width + group - 1) / group;
   float total = 0.0f;
   for (int64_t g = 0; g < groups; ++g) {
-    bounds[g] = bound_of(x + g * group, smaller_of(group, width - g * group));
-    total += bounds[g];
+    scales[g] = bound_of(x + g * group, smaller_of(group, width - g * group));
+    total += scales[g];
   }
-  const float most = total * (kOutlier / static_cast<float>(groups));
-  for (int64_t g = 0; g < groups; ++g) wide[g] = !eight || bounds[g] > most;
+  const float outlier = total * (kOutlier / static_cast<float>(groups));
+  for (int64_t g = 0; g < groups; ++g) {
+    wide[g] = !eight || scales[g] > outlier;
+    const float largest = wide[g] ? most : kEightBits;
+    factors[g] = integer_factor(scales[g], largest);
+    scales[g] /= largest;
+  }
 }
 
 // Rows x [count, stride] made ready for a matrix: where that is of integers they are rounded too,
@@ -178,8 +183,9 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
-  const int64_t inputs = tile_inputs(m), tiled = inputs ? rows_of_bytes(count) : 0;
-  TileGroups tiles{nullptr, groups, 2 * group};
+  const TileForm form = tile_form(m);
+  const int64_t tiled = form == TileForm::kNone ? 0 : rows_of_bytes(count);
+  TileGroups tiles{nullptr, groups, group * static_cast<int64_t>(form)};
   const int64_t both = in_lines(2 * count * stride);  // of upper and lower bytes
   uint8_t* bytes = scratch<uint8_t>(kBytes, both + tiles.size(tiled));
   if (tiled) tiles.first = bytes + both;
@@ -196,41 +202,30 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
         ordered[row * stride + k] = k < m.in ? from[order[k]] : 0.0f;
       from = ordered + row * stride;
     }
-    find_wide(from, stride, group, m.rounded_input, scales + row * groups, wide + row * groups);
+    find_scales(from, stride, group, m.rounded_input, kMostRounded, wide + row * groups,
+                sums + row * groups, scales + row * groups);  // factors first, in the place of sums
     for (int64_t g = 0; g < groups; ++g) {
-      const int64_t first = g * group, end = smaller_of(first + group, stride);
+      const int64_t first = g * group, end = smaller_of(first + group, stride), at = row * groups + g;
       int16_t* to = shorts + row * stride;
-      const float bound = scales[row * groups + g];
-      const float most = wide[row * groups + g] ? kMostRounded : kEightBits;
-      const float factor = integer_factor(bound, most), scale = bound / most;
-      const int32_t sum = round_all(from + first, end - first, factor, to + first);
-      scales[row * groups + g] = scale;
-      sums[row * groups + g] = static_cast<float>(sum) * scale;
-      totals[row * groups + g] = sum;
-      if (row < tiled) tiles.put(row, g, scale, sums[row * groups + g], sum, 1);
-#if BYTE_PRODUCTS
-      uint8_t *above = bytes + 2 * row * stride, *below = above + stride;
-      for (int64_t k = first; m.rounded_input && k < end; ++k) {
-        above[k] = static_cast<uint8_t>(((to[k] + 128) >> 8) + kLifted);
-        below[k] = static_cast<uint8_t>(to[k] + kLifted);
-      }
-#else
+      totals[at] = round_all(from + first, end - first, sums[at], to + first);
+      sums[at] = static_cast<float>(totals[at]) * scales[at];
+      if (row < tiled) tiles.put(row, g, scales[at], sums[at], totals[at], wide[at]);
+#if !BYTE_PRODUCTS
       for (int64_t k = first; m.rounded_input && k < end; k += 4) std::swap(to[k + 1], to[k + 2]);
 #endif
     }
 #if BYTE_PRODUCTS
     uint8_t* target = bytes + 2 * row * stride;
-    for (int64_t k = 0; !m.rounded_input && k < stride; k += 32) {
+    for (int64_t k = 0; k < stride; k += 32) {
       const int16_t* from = shorts + row * stride + k;
       const int64_t here = smaller_of<int64_t>(32, stride - k);
-      if (m.format == Format::kInt4)
+      if (m.rounded_input)
+        lift_bytes(from, here, target + k, target + stride + k);
+      else if (m.format == Format::kInt4)
         split_bytes<Int4>(from, here, target + k, target + stride + k);
       else
         split_bytes<Int8>(from, here, target + k, target + stride + k);
-      if (row >= tiled) continue;
-      for (int64_t half = 0; half < 2; ++half)
-        tiles.put(row, k / group, k % group / inputs * 2 + half, inputs, k % inputs,
-                  target + half * stride + k);
+      if (row < tiled) put_in_tiles(m, tiles, row, k, from, target + k, target + stride + k);
     }
 #endif
   }, tiles.rows_at_once());
@@ -282,8 +277,8 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
           rows.tiles.from(first)};
 }
 
-// Rows of floats that the L2 cache does not hold go through a few panels in parts, of as many as fill
-// registers' tiles and AMX's.
+// Rows of floats, or of tiles, that the L2 cache does not hold go through a few panels in parts, of as
+// many as fill registers' tiles and AMX's.
 constexpr int64_t kHeldBytes = 5 << 18, kPanelsAtOnce = 4, kWholeTiles = 48;
 static_assert(kWholeTiles % kTile == 0 && (kAmxRows == 0 || kWholeTiles % kAmxRows == 0));
 
@@ -293,8 +288,9 @@ inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish)
   const int64_t work = m.panels() * m.panel_bytes() * (1 + rows.count / 4);
   const int64_t units = m.panels() / together, size = together * rows.count * kPanel;
   int64_t part = rows.count, each = 1;  // rows, and units that these go through
-  if (!m.integers() && 4 * rows.count * rows.stride > kHeldBytes) {
-    part = larger_of<int64_t>(96, kHeldBytes / (4 * rows.stride)) / kWholeTiles * kWholeTiles;
+  const int64_t bytes = m.integers() ? rows.tiles.row_bytes() : 4 * rows.stride;  // a row
+  if (rows.count * bytes > kHeldBytes) {
+    part = larger_of<int64_t>(96, kHeldBytes / bytes) / kWholeTiles * kWholeTiles;
     const int64_t some = kPanelsAtOnce * threads(), rounds = (units * together + some - 1) / some;
     each = (units + rounds * threads() - 1) / (rounds * threads());  // all threads have as many
   }

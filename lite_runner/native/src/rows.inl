@@ -1,14 +1,5 @@
 // Rows that a matrix is multiplied with, and tiles of their sums.
 
-// Calls body with 0, 1, .. count - 1 as constants.
-template <int64_t count, class Body>
-inline __attribute__((always_inline)) void unrolled(Body&& body) {
-  if constexpr (count > 0) {
-    unrolled<count - 1>(body);
-    body(std::integral_constant<int64_t, count - 1>{});
-  }
-}
-
 inline Ints broadcast_word(const void* from) {
   int32_t word;
   __builtin_memcpy(&word, from, 4);

@@ -14,6 +14,24 @@ inline Floats splat(float value) { return value - Floats{}; }
 inline Ints splat_int(int32_t value) { return value - Ints{}; }
 inline Floats to_float(Ints value) { return __builtin_convertvector(value, Floats); }
 
+// Calls body with a flag as a constant.
+template <class Body>
+inline void with_flag(bool flag, Body&& body) {
+  if (flag)
+    body(std::true_type{});
+  else
+    body(std::false_type{});
+}
+
+// Calls body with 0, 1, .. count - 1 as constants.
+template <int64_t count, class Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  if constexpr (count > 0) {
+    unrolled<count - 1>(body);
+    body(std::integral_constant<int64_t, count - 1>{});
+  }
+}
+
 #if BYTE_PRODUCTS
 // What the instruction for products of bytes takes as `lifted` bytes: 128 more than they say and
 // unsigned on x86, signed as they are on ARM.
