@@ -107,7 +107,7 @@ def texts(node: ast.AST) -> Iterator[str]:
             yield one.value
 
 
-def said(path: Path) -> list[str]:
+def texts_of(path: Path) -> list[str]:
     """Every text of a module but its docstrings."""
     tree = tree_of(path)
     docstrings = {

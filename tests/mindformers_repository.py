@@ -45,11 +45,11 @@ MORE = ("--load_checkpoint", "random", "--predict_data", "hello")
 def files() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Each file kept: its tag and path, what came of it last, and its data."""
     held = json.loads(FILE.read_text(encoding="utf-8"))
-    for tag, path, said, numbers in held["files"]:
+    for tag, path, result, numbers in held["files"]:
         raw: dict[str, Any] = {}
         for number in numbers:
             raw |= held["parts"][number]
-        yield f"{tag}:{path}", said, raw
+        yield f"{tag}:{path}", result, raw
 
 
 def outcome(raw: Mapping[str, Any], path: Path) -> str:
@@ -82,7 +82,7 @@ def _kept(value: Any, key: str) -> Any:
 
 
 def _main(folder: Path) -> None:
-    made, parts = [], dict[str, int]()
+    entries, parts = [], dict[str, int]()
     for tag, below in TAGS.items():
         paths = (path for part in below for path in (folder / tag / part).rglob("*.yaml"))
         for path in sorted(paths):
@@ -93,12 +93,12 @@ def _main(folder: Path) -> None:
             if raw.get("pretrained_model_dir") is not None:  # of any model
                 continue
             raw = shortened(raw)
-            said = outcome(raw, folder / "file.yaml").partition("; expected one of")[0]
+            result = outcome(raw, folder / "file.yaml").partition("; expected one of")[0]
             name = path.relative_to(folder / tag).as_posix()
             texts = (json.dumps({key: value}, ensure_ascii=False) for key, value in raw.items())
             numbers = [parts.setdefault(text, len(parts)) for text in texts]
-            made.append(json.dumps([tag, name, said, numbers]))
-    rows = ",\n".join(parts), ",\n".join(made)
+            entries.append(json.dumps([tag, name, result, numbers]))
+    rows = ",\n".join(parts), ",\n".join(entries)
     text = f'{{"parts": [\n{rows[0]}\n], "files": [\n{rows[1]}\n]}}\n'
     FILE.write_text(text, encoding="utf-8")
 

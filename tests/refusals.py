@@ -9,7 +9,7 @@ from pathlib import Path
 from lite_runner.app import main
 from tests import left_behind
 
-# The run's folder with what it was told and said, but no result.
+# The run's folder with its config and log, but no result.
 RUN_FOLDER = re.compile(
     r"(.*/)?\d{4}-\d\d-\d\d(/[^/]+(/(config\.yaml|run\.log))?)?|(.*/)?(latest|out(puts)?)"
     r"|cache/values(/[0-9a-f]+\.json)?"  # what composing conf/ gave

@@ -91,7 +91,7 @@ def test_a_pointer_of_git_lfs(fails: Fails, write_tiny_llama: WriteModel) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "variable", "value", "told"),
+    ("model", "variable", "value", "parts"),
     [
         # A closed port: refused at once.
         (
@@ -102,13 +102,13 @@ def test_a_pointer_of_git_lfs(fails: Fails, write_tiny_llama: WriteModel) -> Non
     ],
 )
 def test_no_checkpoint_without_a_network(
-    cli: Cli, tmp_path: Path, model: str, variable: str, value: str, told: tuple[str, ...]
+    cli: Cli, tmp_path: Path, model: str, variable: str, value: str, parts: tuple[str, ...]
 ) -> None:
     env = {variable: value, "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
     done = cli(f"model={model}", "predict_data=hi", env=env)
     assert done.returncode == 4 and done.stdout == ""
     message = unwrapped(done.stderr)
-    assert all(one in message for one in (*told, "load_checkpoint="))
+    assert all(one in message for one in (*parts, "load_checkpoint="))
 
 
 # safetensors

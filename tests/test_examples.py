@@ -75,11 +75,11 @@ def test_a_pipeline_online(online: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [("streaming.py", "An increasing sequence: one,"), ("batch_generate.py", "中国的首都是")],
 )
-def test_generate(cache: Path, name: str, said: str) -> None:
-    assert said in run(cache, EXAMPLES / name, "tiny_llama")
+def test_generate(cache: Path, name: str, text: str) -> None:
+    assert text in run(cache, EXAMPLES / name, "tiny_llama")
 
 
 @pytest.mark.usefixtures("smollm2_gguf")
@@ -168,21 +168,21 @@ def test_an_operator_in_cpp(cache: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(cache))
     write_tiny_gguf(tmp_path / "tiny.gguf")
     job = "predict_data=abc max_new_tokens=3 logprobs=0".split()
-    told = []
+    results = []
     for kind, words in {
         "llama": ["backend=ms"],
         "my_llama": [f"plugins={EXAMPLES / 'custom_operator.py'}"],
     }.items():
         words += [f"load_checkpoint={kind}", *job, f"output_dir=out-{kind}"]
-        made = f"run_mode=convert model=tiny.gguf convert_format=huggingface convert_output={kind}"
-        assert app.main(made.split()) == 0
+        line = f"run_mode=convert model=tiny.gguf convert_format=huggingface convert_output={kind}"
+        assert app.main(line.split()) == 0
         config = tmp_path / kind / "config.json"
         config.write_text(config.read_text().replace('"llama"', f'"{kind}"'))
         assert app.main(["model=auto", *words]) == 0
         result = json.loads((tmp_path / f"out-{kind}/latest/result.json").read_text())
         assert result["engine"] == "mindspore"
-        told.append(result["results"][0])
-    plain, own = told
+        results.append(result["results"][0])
+    plain, own = results
     assert own["token_ids"] == plain["token_ids"]
     pairs = zip(own["logprobs"], plain["logprobs"], strict=True)
     differences = [abs(one["logprob"] - other["logprob"]) for one, other in pairs]

@@ -78,7 +78,7 @@ def test_a_message_names_targets_and_files_that_are_there() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {missing}"
         for path in MODULES
-        for text in advice.said(path)
+        for text in advice.texts_of(path)
         for missing in advice.missing(text)
     ]
     assert not wrong, "\n".join(wrong)
@@ -165,17 +165,17 @@ def refused_again(words: list[str]) -> Iterator[str]:
             yield from not_accepted(words, line)
 
 
-def not_accepted(words: list[str], told: str) -> Iterator[str]:
+def not_accepted(words: list[str], text: str) -> Iterator[str]:
     """The settings of a line that a run printed which that run does not take."""
     mode = next(word for word in reversed(words) if word.startswith("run_mode="))
-    start = ADVICE.search(told)
-    if start is None or "run_mode=" in told[start.start() :]:
+    start = ADVICE.search(text)
+    if start is None or "run_mode=" in text[start.start() :]:
         return
-    for phrase in re.split(r"[;,]| or ", told[start.start() :]):
+    for phrase in re.split(r"[;,]| or ", text[start.start() :]):
         found = [one for one in advice.SETTING.findall(phrase) if "=".join(one) not in words]
         for key, _ in found:
             if key not in keys_of(mode.partition("=")[2]):
-                yield f"{words}: {told}: {mode} has no {key}"
+                yield f"{words}: {text}: {mode} has no {key}"
         settings = [f"{key}={value}" for key, value in found if not PLACEHOLDER.fullmatch(value)]
         if not settings:
             continue
@@ -184,7 +184,7 @@ def not_accepted(words: list[str], told: str) -> Iterator[str]:
         except ConfigError as error:
             for line in lines_of(error):
                 if any(re.match(rf"{re.escape(key)}[=: ]", line) for key, _ in found):
-                    yield f"{words}: {told}: with {settings} {line}"
+                    yield f"{words}: {text}: with {settings} {line}"
 
 
 def lines_of(error: ConfigError) -> list[str]:

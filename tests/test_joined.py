@@ -183,11 +183,11 @@ def test_a_failure_of_a_launched_rank_is_sent(tmp_path: Path) -> None:
         )
         connection, _ = listener.accept()
         with closing(connection), connection.makefile("rb") as lines:
-            said = [Event.from_line(line) for line in lines]
+            received = [Event.from_line(line) for line in lines]
     assert process.wait() == 3
-    assert (said[0].rank, said[0].event, said[0].text) == (1, "stage", "started")
-    assert (said[-1].event, said[-1].exit_code) == ("error", 3)
-    assert "no Ascend device" in said[-1].message
+    assert (received[0].rank, received[0].event, received[0].text) == (1, "stage", "started")
+    assert (received[-1].event, received[-1].exit_code) == ("error", 3)
+    assert "no Ascend device" in received[-1].message
     assert (tmp_path / "rank_1.log").is_file()
 
 
@@ -201,15 +201,15 @@ def test_the_first_rank_plans_for_the_others(
     prompts = "predict_data=[{prompt: hi, top_k: 3}, {prompt: ho}]"
     words += ["load_checkpoint=cut", "backend=ms", "do_sample=true", prompts]
     config, _ = resolve(parse(words, heads()))
-    told: list[bytes] = []
+    payloads: list[bytes] = []
 
     def gather(payload: bytes) -> list[bytes]:
-        told.append(payload)
+        payloads.append(payload)
         return [payload, b""]
 
     monkeypatch.setattr(joined, "gather", gather)
     plan, _ = joined._share_plan(config, Joined(0, 2, (0, 1), None))
-    answers = iter([[told[0], b""], [told[1], b""]])
+    answers = iter([[payloads[0], b""], [payloads[1], b""]])
     monkeypatch.setattr(joined, "gather", lambda payload: next(answers))
     with monkeypatch.context() as patch:
         patch.setattr(Tokenizer, "encode", None)

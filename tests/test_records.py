@@ -19,10 +19,10 @@ from tests.each import each
 def both(**flags: bool) -> Callable[[Callable[[Any], type]], tuple[type, type]]:
     """The class that a function makes, by our decorator and by the standard one."""
 
-    def made(make: Callable[[Any], type]) -> tuple[type, type]:
+    def classes(make: Callable[[Any], type]) -> tuple[type, type]:
         return make(records.dataclass(**flags)), make(dataclasses.dataclass(**flags))
 
-    return made
+    return classes
 
 
 @both(frozen=True)
@@ -67,7 +67,7 @@ def kept(one: Any) -> dict[str, Any]:
     [((1,), {}), ((1, 2.5, ["a"], "b"), {}), ((), {"x": 3, "note": "c"}), ((4,), {"names": []})],
 )
 def test_an_instance_is_as_the_standard_one(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    ours, standard = (made(*args, **given) for made in FROZEN)
+    ours, standard = (record(*args, **given) for record in FROZEN)
     assert kept(ours) == kept(standard)
     assert repr(ours) == repr(standard)
     assert hash(ours) == hash(standard)
@@ -79,42 +79,42 @@ def test_an_instance_is_as_the_standard_one(args: tuple[Any, ...], given: dict[s
     ("args", "given"),
     [((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"x": 1}), ((1,), {"z": 2}), ((1,), {"later": 2})],
 )
-@each("made", FROZEN)
+@each("record", FROZEN)
 def test_wrong_arguments_are_refused(
-    made: type, args: tuple[Any, ...], given: dict[str, Any]
+    record: type, args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:
     with pytest.raises(TypeError, match="Point"):
-        made(*args, **given)
+        record(*args, **given)
 
 
-@pytest.mark.parametrize("made", OPEN)
-def test_fields_by_name_alone(made: type) -> None:
+@pytest.mark.parametrize("record", OPEN)
+def test_fields_by_name_alone(record: type) -> None:
     with pytest.raises(TypeError):
-        made(1)
-    one = made(size=1)
+        record(1)
+    one = record(size=1)
     one.size = 2
-    assert one == made(size=2) and one != made(size=3)
+    assert one == record(size=2) and one != record(size=3)
     one.items["a"] = 1
-    assert made(size=2).items == {}
+    assert record(size=2).items == {}
     with pytest.raises(TypeError, match="unhashable"):
         hash(one)
 
 
-@pytest.mark.parametrize("made", FROZEN)
-def test_a_frozen_one_does_not_change(made: type) -> None:
-    one: Any = made(1)
+@pytest.mark.parametrize("record", FROZEN)
+def test_a_frozen_one_does_not_change(record: type) -> None:
+    one: Any = record(1)
     for change in (lambda: setattr(one, "x", 2), lambda: delattr(one, "x")):
         with pytest.raises(FrozenInstanceError, match="'x'"):
             change()
     with pytest.raises(FrozenInstanceError):
         one.other = 1
-    assert one == made(1) == dataclasses.replace(made(2), x=1)
-    assert one != made(2) and one != (1, 1.5, [])
+    assert one == record(1) == dataclasses.replace(record(2), x=1)
+    assert one != record(2) and one != (1, 1.5, [])
 
 
-@pytest.mark.parametrize("made", FROZEN)
-def test_a_subclass_keeps_the_fields_and_may_have_other_attributes(made: type) -> None:
-    class Below(made):  # type: ignore[misc, valid-type]
+@pytest.mark.parametrize("record", FROZEN)
+def test_a_subclass_keeps_the_fields_and_may_have_other_attributes(record: type) -> None:
+    class Below(record):  # type: ignore[misc, valid-type]
         pass
 
     one = Below(1)
@@ -122,7 +122,7 @@ def test_a_subclass_keeps_the_fields_and_may_have_other_attributes(made: type) -
     assert one.other == 2
     with pytest.raises(FrozenInstanceError):
         one.x = 2
-    assert one != made(1)
+    assert one != record(1)
 
 
 def test_fields_are_inherited_in_order() -> None:

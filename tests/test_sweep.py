@@ -282,8 +282,8 @@ def test_jobs_run_on_a_ray_of_this_machine(ray_python: Path) -> None:
         words = ("+hydra.launcher.ray.init.include_dashboard=false",)
         own = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
         token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        told = launched(ray_python, "ray", *words, **own, **token)
-    assert "Started a local Ray instance" in told and "(_run_job pid=" in told
+        output = launched(ray_python, "ray", *words, **own, **token)
+    assert "Started a local Ray instance" in output and "(_run_job pid=" in output
 
 
 def launched(python: Path, launcher: str, *words: str, **environment: str) -> str:

@@ -54,7 +54,7 @@ def test_sampling_that_is_typed_is_passed_on(
 ) -> None:
     served = start()
 
-    def said(*typed: str) -> str:
+    def output(*typed: str) -> str:
         monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
         assert main(["run_mode=chat", f"server={served.url}", "max_new_tokens=9", *typed]) == 0
         return capsys.readouterr().out
@@ -64,8 +64,8 @@ def test_sampling_that_is_typed_is_passed_on(
     sampled = RemoteModel(served.url).answer(asked, options, None, lambda _: None)
     greedy = text_of(alone(b"[user]hi\n[assistant]", max_new_tokens=9))
     assert sampled.text != greedy
-    assert sampled.text in said("temperature=5", "seed=3")
-    assert greedy in said("do_sample=false")
+    assert sampled.text in output("temperature=5", "seed=3")
+    assert greedy in output("do_sample=false")
 
 
 def test_failures_are_reported(start: Start) -> None:

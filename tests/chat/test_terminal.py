@@ -179,7 +179,7 @@ def test_options_are_checked_and_go_along(conversation: Conversation) -> None:
     expected = {"temperature": 0.5, "max_new_tokens": 7, "stop": "END"}
     assert conversation.model.asked[-1][1] == expected
     assert "do_sample=False" in command("/set do_sample=false", conversation)
-    command("/set temperature=0", conversation)  # said last, it decides
+    command("/set temperature=0", conversation)  # typed last, it decides
     assert conversation.options.get("do_sample") is None
     command("/set stop=null", conversation)
     assert "stop" not in conversation.options

@@ -129,7 +129,7 @@ def test_a_value_after_an_unknown_flag_is_not_a_second_fault() -> None:
 
 
 # Every option of run_mindformer.py in releases 1.0 to 2.1 (and input_data, vocab_file of documents
-# before them) -> a value, and what is said of it; "" where it is taken.
+# before them) -> a value, and the message about it; "" where it is taken.
 MINDFORMERS_FLAGS = {
     "mode": ("0", ""),
     "device_id": ("0", ""),

@@ -185,13 +185,13 @@ def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Fau
     assert "got 'pt', expected one of" in faults(
         TINY, "run_mode=convert", "convert_output=x", "convert_format=pt"
     )
-    for release, told in (
+    for release, error in (
         ("1.x", "mindformers.release: got 1.x, expected a release such as 1.0 or 1.3.2"),
         ("0.8", "mindformers.release: got 0.8, expected"),
         ("1.0 convert_format=huggingface", "has no effect with convert_format=huggingface"),
     ):
         keys = f"mindformers.release={release}".split()
-        assert told in faults(TINY, "run_mode=convert", "convert_output=x", *keys)
+        assert error in faults(TINY, "run_mode=convert", "convert_output=x", *keys)
     chosen = resolve(TINY, "run_mode=convert", "convert_output=x", "mindformers.release=1.0.2")
     assert chosen.release == Release((1, 0)) and chosen == run_modes.from_dict(chosen.to_dict())
     config = resolve(TINY, "run_mode=convert", "convert_output=a b=c", "overwrite=true")

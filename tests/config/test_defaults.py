@@ -45,7 +45,7 @@ OF_SOME_MODELS = {
     for field in dataclasses.fields(settings)
 }
 # The header of an option's yaml says what it means.
-SAID_BY_HEADER = ("run_mode", "backend")
+IN_HEADER = ("run_mode", "backend")
 COMMENTED = [CONF / "config.yaml", CONF / "model_base.yaml"] + [
     path
     for folder in ("keys", "run_mode", "parallel", "ge", "backend")
@@ -135,7 +135,7 @@ def test_every_key_has_a_comment(subtests: pytest.Subtests) -> None:
             bare = [
                 key
                 for key, line in values(root)
-                if key not in SAID_BY_HEADER and not key.startswith("infer.ge_options.")
+                if key not in IN_HEADER and not key.startswith("infer.ge_options.")
                 if " # " not in lines[line] and not lines[line - 1].strip().startswith("# ")
             ]
             assert not bare, f"{path}: say what {', '.join(bare)} means"

@@ -146,8 +146,8 @@ def test_its_experts_are_those_of_a_mixtral(
     assert model is not None and model.architecture == "mixtral" and model.sparse is not None
     assert (model.sparse.experts, model.sparse.width) == (Experts(6, 2), 96)
     assert (model.num_layers, model.n_kv_heads, model.windows) == (2, 2, (None, None))
-    (said,) = (note for note in notes(*written()) if note.startswith("no effect"))
-    assert "moe_config (aux_loss_factor, capacity_factor, enable_sdrop)" in said
+    (message,) = (note for note in notes(*written()) if note.startswith("no effect"))
+    assert "moe_config (aux_loss_factor, capacity_factor, enable_sdrop)" in message
     # In the section of the model, as newer releases have it, and over that of the whole file.
     inner = EXPERTS.replace("\n", "\n    ").rstrip()
     text = MIXTRAL.replace("    seq_length", f"    moe_config:{inner}\n    seq_length")

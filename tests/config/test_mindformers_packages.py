@@ -68,9 +68,9 @@ def test_the_page_counts_them() -> None:
     assert f"and {lora} more with a checkpoint that has LoRA weights" in prose
     assert run + lora == every
     repository = prose.split("MindFormers' repository")[1]
-    held = [said for _, said, _ in mindformers_repository.files()]
+    held = [result for _, result, _ in mindformers_repository.files()]
     run = held.count("runs")
-    foreign = sum("is not supported" in said for said in held)
+    foreign = sum("is not supported" in result for result in held)
     assert f"has {len(held)} more to predict or export with: {run} pass it, {foreign}" in repository
     assert len(held) == run + foreign
 
@@ -102,11 +102,11 @@ def test_files_of_the_repository_compute(
 ) -> None:
     """One of each set of keys, of small sizes, with random weights and the byte tokenizer."""
     path, kinds = tmp_path / "file.yaml", set[str]()
-    for name, said, raw in mindformers_repository.files():
+    for name, result, raw in mindformers_repository.files():
         settings = raw["model"].get("model_config", {})
         kind = " ".join(sorted(key for key in settings if key not in IGNORED))
         tuned = settings.get("pet_config") or {}  # LoRA's weights are not random
-        if said != "runs" or kind in kinds or tuned.get("pet_type") == "lora":
+        if result != "runs" or kind in kinds or tuned.get("pet_type") == "lora":
             continue
         kinds.add(kind)
         small = {key: size for key, size in SIZES.items() if key in settings}
@@ -116,8 +116,8 @@ def test_files_of_the_repository_compute(
             if "n_group" in (raw.get("moe_config") or {})
             else {}
         )
-        made = {**raw, "model": model, "processor": None, **fewer}
-        path.write_text(yaml.dump(made, Dumper=yaml.CSafeDumper))
+        config = {**raw, "model": model, "processor": None, **fewer}
+        path.write_text(yaml.dump(config, Dumper=yaml.CSafeDumper))
         line = [*mindformers_repository.LINE, *mindformers_repository.MORE]
         code = main(["--config", str(path), *line, "max_new_tokens=2", "do_sample=false"])
         assert code == 0, f"{name}: {capsys.readouterr().err}"
@@ -142,11 +142,11 @@ def test_each_file_is_taken_or_names_the_missing(
         name: text for text, names in outcomes()["sizes"][release].items() for name in names
     }
     assert found.keys() == expected.keys()
-    told = {"runs", LORA}
+    exact = {"runs", LORA}
     wrong = {
         name: found[name]
         for name, text in expected.items()
-        if (text != found[name] if told & {text, found[name]} else text not in found[name])
+        if (text != found[name] if exact & {text, found[name]} else text not in found[name])
     }
     assert wrong == {}
 

@@ -1,4 +1,4 @@
-"""--config outputs/latest/config.yaml: the same run, from any folder, with nothing to be said."""
+"""--config outputs/latest/config.yaml: the same run, from any folder, without a note."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_typed_option_goes_over_it_with_its_bases(write: Write, tmp_path: Path
 
     former = again()
     assert former.infer.ge_preset == "auto" and former.model.model_config.do_sample
-    assert again("ge=atlas_800t_a2").infer.ge_preset is None  # said by atlas_800
+    assert again("ge=atlas_800t_a2").infer.ge_preset is None  # set by atlas_800
     assert again("ge=mine", "--config-dir", "../mine").infer.ge_preset is None
     assert not again("model=tiny_llama").model.model_config.do_sample
 

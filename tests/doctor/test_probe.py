@@ -32,7 +32,7 @@ def lives(pid: int) -> bool:
 
 def test_our_operators_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.ask("operators", 60).partition(";")[0] in KERNELS
-    for state, told in (
+    for state, suffix in (
         ("", ""),
         ("used", ""),
         (
@@ -41,7 +41,7 @@ def test_our_operators_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ):
         monkeypatch.setattr(native, "amx", lambda state=state: state)
-        assert probe.operators() == native.instructions() + told
+        assert probe.operators() == native.instructions() + suffix
 
 
 def test_a_runner_error_keeps_its_hint() -> None:

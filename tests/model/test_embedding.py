@@ -28,11 +28,11 @@ def write_form(
 ) -> None:
     """The files that sentence-transformers writes beside a model."""
     listed = [("", "Transformer"), ("1_Pooling", "Pooling"), *((f"2_{m}", m) for m in modules)]
-    told = [
+    entries = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(listed)
     ]
-    (folder / "modules.json").write_text(json.dumps(told))
+    (folder / "modules.json").write_text(json.dumps(entries))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     sizes = {"word_embedding_dimension": 64, "include_prompt": True}
     (folder / "1_Pooling/config.json").write_text(json.dumps(sizes | pooling))

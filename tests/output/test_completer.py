@@ -88,9 +88,9 @@ def test_a_checkpoint_with_a_cache_in_it() -> None:
     model = config.model_config()
     assert model is not None
     Path("mine").mkdir()
-    made = write_checkpoint(ModelFiles(RANDOM, None, model, 0), V1_0_2, Path("mine"))
+    checkpoint = write_checkpoint(ModelFiles(RANDOM, None, model, 0), V1_0_2, Path("mine"))
     cache = LazyTensor((2, 3), "F32", lambda: np.zeros((2, 3), np.float32))
-    write_ckpt(Path("saved.ckpt"), {**open_ckpt(made), "blocks.0.attention.key_past": cache})
+    write_ckpt(Path("saved.ckpt"), {**open_ckpt(checkpoint), "blocks.0.attention.key_past": cache})
     run("load_checkpoint=saved.ckpt", "predict_data=a", "max_new_tokens=2")
     written = yaml.safe_load(Path("outputs/latest/mindformers.yaml").read_text("utf-8"))
     assert Path(written["load_checkpoint"]).name == "mindformers.ckpt"

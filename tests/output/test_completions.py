@@ -31,8 +31,8 @@ from lite_runner.plan import Job
 from lite_runner.text.tokenizer import byte_tokenizer
 
 
-def row(adapter: str | None, prompt: int, made: int) -> RowResult:
-    return RowResult("p", "t", [1] * made, prompt, made, "length", adapter=adapter)
+def row(adapter: str | None, prompt: int, generated: int) -> RowResult:
+    return RowResult("p", "t", [1] * generated, prompt, generated, "length", adapter=adapter)
 
 
 def test_each_adapter_and_the_base_have_their_own() -> None:
@@ -171,12 +171,12 @@ def play(of: Job, *texts: str, form: Format = "text", of_all: int = 0) -> None:
     """All the tokens, the last prompt's completion being the first to end."""
     several = of_all or len(texts)
     printer = Printer(TOKENIZER, of, of_all=several, stream=True, form=form, step=None)
-    made = [completion(i, text) for i, text in enumerate(texts)]
-    for one in reversed(made):
+    completions = [completion(i, text) for i, text in enumerate(texts)]
+    for one in reversed(completions):
         for token in one.token_ids:
             printer.on_token(one.prompt_index, 0, token)
         printer.on_finish(one)
-    rows = printer.rows(made)
+    rows = printer.rows(completions)
     assert [row.text for row in rows] == list(texts)
 
 
@@ -220,11 +220,11 @@ def test_json_lines_are_in_the_order_of_the_prompts(capsys: pytest.CaptureFixtur
 
 def rows_of(of: Job, *texts: tuple[str, FinishReason]) -> list[str]:
     printer = Printer(TOKENIZER, of, of_all=2, stream=False, form="text", step=None)
-    made = [completion(i, text, reason) for i, (text, reason) in enumerate(texts)]
-    for one in made:
+    completions = [completion(i, text, reason) for i, (text, reason) in enumerate(texts)]
+    for one in completions:
         for token in one.token_ids:
             printer.on_token(one.prompt_index, 0, token)
-    return advice(printer.rows(made), of, chat=False, tokenizer=CHATTY)
+    return advice(printer.rows(completions), of, chat=False, tokenizer=CHATTY)
 
 
 CHATTY = byte_tokenizer().with_special(chat_template="{{ messages }}")
@@ -268,11 +268,11 @@ def test_a_stream_is_written_at_most_twenty_times_a_second(monkeypatch: pytest.M
     printer = Printer(
         byte_tokenizer(), job(Request("a")), of_all=1, stream=True, form="text", step=None
     )
-    made = completion(0, "0123456789" * 3)
-    for token in made.token_ids:
+    row_result = completion(0, "0123456789" * 3)
+    for token in row_result.token_ids:
         printer.on_token(0, 0, token)
         now[0] += 0.01
-    printer.on_finish(made)
+    printer.on_finish(row_result)
     texts = [text for _, text in written]
     assert texts[0] == "0" and "".join(texts) == "0123456789" * 3 + "\n"
     times = [moment for moment, _ in written]

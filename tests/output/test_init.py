@@ -57,14 +57,14 @@ def test_a_model_name_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    made: list[Path] = []
-    threads = [threading.Thread(target=lambda: made.append(make(tmp_path).path)) for _ in range(8)]
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(make(tmp_path).path)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(made)) == 8
-    assert (tmp_path / "latest").resolve() in made
+    assert len(set(paths)) == 8
+    assert (tmp_path / "latest").resolve() in paths
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-01-31", "latest"]
 
 

@@ -46,8 +46,8 @@ def tokens() -> list[list[int]]:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`told(*settings)` runs SHORT with them -> standard error."""
+def stderr_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`stderr_of(*settings)` runs SHORT with them -> standard error."""
 
     def run(*settings: str) -> str:
         capsys.readouterr()
@@ -101,19 +101,23 @@ def test_a_plan_says_what_else_could_compute(planned: Callable[..., dict[str, st
 
 
 def test_a_run_says_what_computes_and_why(
-    told: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stderr_of: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = told()
-    assert said.count(f"backend=native: lite-runner's own kernels ({native.instructions()})\n") == 1
-    assert "supported" not in said
-    assert "backend=" not in told("verbosity=0")
-    said = told("verbosity=2")
-    assert said.count("other backends: ms: supported; mslite: supported; mindformers: only") == 1
+    stderr = stderr_of()
+    assert (
+        stderr.count(f"backend=native: lite-runner's own kernels ({native.instructions()})\n") == 1
+    )
+    assert "supported" not in stderr
+    assert "backend=" not in stderr_of("verbosity=0")
+    stderr = stderr_of("verbosity=2")
+    assert stderr.count("other backends: ms: supported; mslite: supported; mindformers: only") == 1
     why = "context.mode=1 runs MindSpore's operators one by one"
     monkeypatch.setattr(memory, "free_memory", lambda: 0)  # nothing is computed
     refused([*SHORT, "context.mode=1"], 3)
-    said = capsys.readouterr().err
-    assert said.count(f"backend=ms: MindSpore's operators on CPU (native: {why})\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count(f"backend=ms: MindSpore's operators on CPU (native: {why})\n") == 1
 
 
 def test_choosing_a_backend_imports_no_mindspore(
@@ -170,7 +174,7 @@ def test_a_run_for_no_backend_names_every_objection(
 
 
 def test_a_comparison_needs_two_backends(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the name of one of them is auto; told before anything is loaded."""
+    """Also where the name of one of them is auto; reported before anything is loaded."""
     cases = {
         "compare_backend=native": "compare_backend=native: backend=auto is native here",
         "compare_backend=auto": "compare_backend=auto: got backend=auto, expected another one",
@@ -252,11 +256,11 @@ def test_tensors_of_ranks_are_rounded_as_the_whole() -> None:
     assert half[norm].read().tobytes() == exact[norm].read().tobytes()
 
 
-def test_integers_stay_integers_beside_weights_of_16_bits(told: Callable[..., str]) -> None:
-    told("quant=a16w8")
+def test_integers_stay_integers_beside_weights_of_16_bits(stderr_of: Callable[..., str]) -> None:
+    stderr_of("quant=a16w8")
     chosen = tokens()
-    said = told("quant=a16w8", "model.model_config.compute_dtype=float16")
-    assert said.count("compute_dtype=float16: quantized weights stay as they are") == 1
+    stderr = stderr_of("quant=a16w8", "model.model_config.compute_dtype=float16")
+    assert stderr.count("compute_dtype=float16: quantized weights stay as they are") == 1
     assert tokens() == chosen
 
 
@@ -322,7 +326,7 @@ def ascend(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_integers_need_atlas_a2(
     ascend: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
-    told: Callable[..., str],
+    stderr_of: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(job, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
@@ -333,18 +337,18 @@ def test_integers_need_atlas_a2(
         assert "quant=a16w8: Ascend910A has no operators that multiply by integers" in error
         assert "quant=none, or on this machine's processor with context.device_target=CPU" in error
         assert NOTHING_LOADED not in error
-    told("quant=a16w8", "context.device_target=CPU")
+    stderr_of("quant=a16w8", "context.device_target=CPU")
 
 
 def test_atlas_800_computes_with_what_integers_stand_for(
-    ascend: Callable[[str], None], told: Callable[..., str]
+    ascend: Callable[[str], None], stderr_of: Callable[..., str]
 ) -> None:
     one = "model.model_config.num_layers=1"  # to compile
     command = ["run_mode=quantize", "model=tiny_llama", one, "quant=a16w8"]
     assert main([*command, "quantize_output=small"]) == 0
     ascend("Ascend910A")
-    said = told("load_checkpoint=small", one, "max_new_tokens=1")
-    assert "fall back to dequantized weights" in said
+    stderr = stderr_of("load_checkpoint=small", one, "max_new_tokens=1")
+    assert "fall back to dequantized weights" in stderr
 
 
 def test_wide_heads_are_refused_where_attention_is_fused(

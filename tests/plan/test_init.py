@@ -89,7 +89,7 @@ def test_dry_run_names_files_to_fetch(here: Path, capsys: pytest.CaptureFixture[
         assert main([*line, f"model={model}"]) == 0
         (shown,) = [row for row in capsys.readouterr().out.splitlines() if "would be" in row]
         assert shown.startswith(f"checkpoint    {where}")
-    # Its sizes lie there too: nothing can be told without them.
+    # Its sizes lie there too: nothing can be estimated without them.
     refused([*line, "model=auto", "load_checkpoint=hf://some/thing"], 4)
     assert "dry_run=true fetches nothing" in capsys.readouterr().err
 

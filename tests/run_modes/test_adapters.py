@@ -48,8 +48,8 @@ def convert(*overrides: str) -> list[str]:
 
 def test_a_list_of_adapters_there_and_back(run: Run) -> None:
     one = [f"adapter_path={FIXTURES}/adapters/llama/ends", "convert_format=mindformers"]
-    said = run(*convert(*one, "convert_output=mf"))
-    assert "its copy of the base's lm_head.weight, model.tok_embeddings.embedding_weight is" in said
+    err = run(*convert(*one, "convert_output=mf"))
+    assert "its copy of the base's lm_head.weight, model.tok_embeddings.embedding_weight is" in err
     assert {file.name for file in Path("mf").iterdir()} == {
         *("adapter_config.json", "adapter_model.ckpt")
     }
@@ -68,8 +68,8 @@ def test_a_list_of_adapters_there_and_back(run: Run) -> None:
 
 def test_adapters_of_a_model_whose_weights_are_not_here(run: Run, tmp_path: Path) -> None:
     sizes = ["run_mode=convert", "model=llama2_7b", "convert_format=peft", "convert_output=x"]
-    said = run(*sizes, ADAPTERS, code=4)
-    assert "a is [8, 32], expected [8, 4096]" in said
+    err = run(*sizes, ADAPTERS, code=4)
+    assert "a is [8, 32], expected [8, 4096]" in err
 
 
 def test_a_merged_checkpoint_holds_the_sum(run: Run) -> None:
@@ -128,8 +128,8 @@ def test_an_untrained_adapter_is_refused(run: Run, tmp_path: Path) -> None:
     st.save_file(zero, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
     for form in (["convert_format=peft"], ["merge=true", "convert_format=huggingface"]):
-        said = run(*convert("adapter_path=untrained", "convert_output=x", *form), code=4)
-        assert "has no effect" in said
+        err = run(*convert("adapter_path=untrained", "convert_output=x", *form), code=4)
+        assert "has no effect" in err
 
 
 def write_adapter(folder: Path) -> None:

@@ -28,10 +28,10 @@ def test_a_grid_is_measured_reported_and_compared(
     run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     result = run(*SMALL, "bench.batch=[1,2]", "bench.adapters=[0,2]", "context.threads=2")
-    told, said = capsys.readouterr()
-    assert said.count("backend=native: lite-runner's own kernels") == 1
+    out, err = capsys.readouterr()
+    assert err.count("backend=native: lite-runner's own kernels") == 1
     folder = Path("outputs/latest").resolve()
-    assert told == (folder / "bench.md").read_text() and told.startswith("# tiny_llama\n")
+    assert out == (folder / "bench.md").read_text() and out.startswith("# tiny_llama\n")
     assert result["run_mode"] == "bench" and result["engine"].startswith("native, ")
     assert (result["results"], result["load_checkpoint"]) == ([], "random")
     cells = result["bench"]["cells"]

@@ -85,8 +85,8 @@ def test_one_file_stays_one_file(tmp_path: Path) -> None:
 def test_one_file_has_its_config_and_tokenizer_beside(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run_mode=convert", "model=auto", "load_checkpoint=model.gguf"]
     assert main([*command, "convert_format=ckpt", "convert_output=x.ckpt"]) == 0
-    told = "wrote x.ckpt.files: tokenizer.json, tokenizer_config.json, config.json"
-    assert told in capsys.readouterr().err
+    note = "wrote x.ckpt.files: tokenizer.json, tokenizer_config.json, config.json"
+    assert note in capsys.readouterr().err
     plain = rows("load_checkpoint=model.gguf")
     Path("model.gguf").unlink()
     # Another model's files in the folder are not this one's.

@@ -54,9 +54,9 @@ def test_a_failed_check_exits_with_3(
 ) -> None:
     machine.append(Check("disk", lambda: Finding("fail", "full", "space", "make some")))
     assert doctor() == 3
-    said = capsys.readouterr()
-    assert "fail  disk                 full, expected space\n      -> make some" in said.out
-    assert said.err.startswith("error: not everything works here\n")
+    output = capsys.readouterr()
+    assert "fail  disk                 full, expected space\n      -> make some" in output.out
+    assert output.err.startswith("error: not everything works here\n")
 
 
 def test_json_is_one_document(machine: list[Check], capsys: pytest.CaptureFixture[str]) -> None:

@@ -388,7 +388,7 @@ def test_a_full_graph_on_demand_and_sampled(
 
 
 def test_integers_are_not_exported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is asked of the export, and whoever rounds; what is said instead can be typed."""
+    """Whatever is asked of the export, and whoever rounds; settings in the error can be typed."""
     model = "model=tiny_llama"
     run("run_mode=quantize", model, "quant=a16w8", "quantize_output=q")
     capsys.readouterr()

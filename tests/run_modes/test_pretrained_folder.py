@@ -46,9 +46,9 @@ parallel: {parallel_mode: MANUAL_PARALLEL, enable_alltoall: False}
 @pytest.fixture
 def folder(write_tiny_llama: WriteModel) -> Path:
     """A model as Hugging Face has it, its tokenizer beside it."""
-    made = write_tiny_llama("model")
-    write_tokenizer(byte_tokenizer(), made)
-    return made
+    model = write_tiny_llama("model")
+    write_tokenizer(byte_tokenizer(), model)
+    return model
 
 
 @pytest.fixture

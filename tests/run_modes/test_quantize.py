@@ -115,16 +115,16 @@ def test_contradictory_settings_are_refused_before_loading(
     quantized(*TINY)
     run = ["model=tiny_llama", "load_checkpoint=q", "predict_data=hi"]
     for asked in ("quant=a16w8", "quant=none", "quant=a8w8"):
-        told = fault(capsys, *run, asked, code=4)
-        assert "q: quantized as a16w4 quant_group=32, this run asks for quant=" in told
-        assert "load_checkpoint=random" in told
-    told = fault(capsys, *run, "quant=a16w4", "quant_group=64", code=4)
-    assert "this run asks for quant=a16w4 quant_group=64" in told
+        error = fault(capsys, *run, asked, code=4)
+        assert "q: quantized as a16w4 quant_group=32, this run asks for quant=" in error
+        assert "load_checkpoint=random" in error
+    error = fault(capsys, *run, "quant=a16w4", "quant_group=64", code=4)
+    assert "this run asks for quant=a16w4 quant_group=64" in error
     assert ids("model=tiny_llama", "load_checkpoint=q", "quant=a16w4")
     for asked in ("engine=lite-worker", "model.model_config.use_past=false"):
-        told = fault(capsys, *run, asked)
+        error = fault(capsys, *run, asked)
         where = "backend=mslite" if asked.startswith("engine") else asked
-        assert f"q: quant=a16w4 quant_group=32 is not available with {where}" in told
+        assert f"q: quant=a16w4 quant_group=32 is not available with {where}" in error
 
 
 def test_weights_of_8_bits_serve_both_settings() -> None:
@@ -158,8 +158,8 @@ def test_nothing_is_left_of_a_disk_that_is_too_small(
     real = shutil.disk_usage
     small: Callable[[Any], Any] = lambda path: real(path)._replace(free=1000)  # noqa: E731
     monkeypatch.setattr(shutil, "disk_usage", small)
-    told = fault(capsys, *QUANTIZE, *TINY, "quant=a16w8", "quantize_output=q", code=3)
-    assert "the disk is too small" in told
+    error = fault(capsys, *QUANTIZE, *TINY, "quant=a16w8", "quantize_output=q", code=3)
+    assert "the disk is too small" in error
     assert [item.name for item in folder.iterdir() if item.name != "outputs"] == []
 
 
@@ -205,16 +205,16 @@ def test_a_mindformers_yaml_names_modules_to_not_convert(
         f"model: {{model_config: {{quantization_config: {section}}}}}\n"
     )
     assert main(["--config", "rtn.yaml", "predict_data=hi", "max_new_tokens=2"]) == 0
-    told = "quant=a16w8 modules_to_not_convert=[lm_head,w2]: 13 matrices rounded as they are read"
-    assert told in capsys.readouterr().err
+    note = "quant=a16w8 modules_to_not_convert=[lm_head,w2]: 13 matrices rounded as they are read"
+    assert note in capsys.readouterr().err
     typed = ["modules_to_not_convert=[lm_head]", "predict_data=hi", "max_new_tokens=2"]
     assert main(["--config", "rtn.yaml", *typed]) == 0  # what is typed goes over the file
     assert "quant=a16w8 modules_to_not_convert=[lm_head]: 15 matr" in capsys.readouterr().err
-    made = AutoModel.from_pretrained(
+    model = AutoModel.from_pretrained(
         "tiny_llama", quant="a16w8", modules_to_not_convert=["lm_head", "w2"]
     )
-    assert made.generate([5, 6], max_new_tokens=2, eos_token_id=[])
-    assert told in capsys.readouterr().err
+    assert model.generate([5, 6], max_new_tokens=2, eos_token_id=[])
+    assert note in capsys.readouterr().err
 
 
 def test_output_larger_than_its_source_is_reported(
@@ -243,9 +243,9 @@ def test_a_calibration_leaves_a_receipt(
         asked = [f"quantize.method={method}", "quantize.tokens=512", "quantize.data=text.txt"]
         asked += [f"quantize.format={form}", "modules_to_not_convert=[layers.1.]", "overwrite=true"]
         files = quantized(*TINY, *asked, "verbosity=1", quant=quant)
-        told = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         assert "receipt.json" in files
-        assert f"{named}, on text that it did not see: perplexity" in told
+        assert f"{named}, on text that it did not see: perplexity" in stderr
         receipt = json.loads(Path("q/receipt.json").read_text())
         measured = receipt["held_out"]
         written = "golden_stick.ckpt" if form == "mindformers" else "model.safetensors"
@@ -255,8 +255,8 @@ def test_a_calibration_leaves_a_receipt(
         assert measured["perplexity"] == pytest.approx(measured["source_perplexity"], rel=0.2)
         assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
     other = {"a16w4": "a8w8", "a8w8": "a16w4"}[quant]
-    told = fault(capsys, *QUANTIZE, *TINY, f"quant={other}", asked[0], "quantize_output=r")
-    assert f"quantize.method={method} needs quant={quant}, got quant={other}" in told
+    error = fault(capsys, *QUANTIZE, *TINY, f"quant={other}", asked[0], "quantize_output=r")
+    assert f"quantize.method={method} needs quant={quant}, got quant={other}" in error
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_mixed_precision(
     run += ["quantize.method=gptq"]
     target = "q.gguf" if "quantize.format=Q4_1" in asked else "q"
     assert main([*run, f"quantize_output={target}", "quantize.bits=6"]) == 0
-    told = capsys.readouterr().err
-    assert "matrices have 8 bits, by the error that 4 cost there" in told
+    stderr = capsys.readouterr().err
+    assert "matrices have 8 bits, by the error that 4 cost there" in stderr
     written = ["model=auto", f"load_checkpoint={target}"]
     config, _ = resolve(parse([*written, "predict_data=x"], heads()))
     files = locate(config.source)
@@ -293,9 +293,9 @@ def test_mixed_precision(
     ]
     assert set(kinds) == set(expected)
     assert ids(*written)
-    told = fault(capsys, *run, "quantize_output=r.gguf", "quantize.bits=9")
+    error = fault(capsys, *run, "quantize_output=r.gguf", "quantize.bits=9")
     least = 4.5 if "quantize.format=compressed-tensors" in asked else 5.0
-    assert f"quantize.bits=9.0: expected {least} (all 4 bits and their scales) to 8.5" in told
+    assert f"quantize.bits=9.0: expected {least} (all 4 bits and their scales) to 8.5" in error
 
 
 def test_a_text_that_is_too_short_to_calibrate_on(
@@ -321,8 +321,8 @@ def test_layers_that_take_keys_of_others_are_not_calibrated(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["quant=a16w4", "quantize.method=gptq", "quantize_output=q", "dry_run=true"]
-    told = fault(capsys, *QUANTIZE, f"model={REFERENCE / 'gemma4_sides'}", *asked)
-    assert "take keys of earlier ones" in told and "quantize.method=nearest" in told
+    error = fault(capsys, *QUANTIZE, f"model={REFERENCE / 'gemma4_sides'}", *asked)
+    assert "take keys of earlier ones" in error and "quantize.method=nearest" in error
 
 
 def test_memory_of_calibrating_is_checked_before_anything_starts(
@@ -333,8 +333,8 @@ def test_memory_of_calibrating_is_checked_before_anything_starts(
     assert main([*run, "dry_run=true"]) == 0
     assert "free: enough" in capsys.readouterr().out
     monkeypatch.setattr("lite_runner.system.memory.free_memory", lambda: 1 << 20)
-    told = fault(capsys, *run, code=3)
-    assert "memory: the run needs" in told and not Path("q.partial").exists()
+    error = fault(capsys, *run, code=3)
+    assert "memory: the run needs" in error and not Path("q.partial").exists()
     assert main([*run, "dry_run=true"]) == 0
     assert "NOT enough: the run would be refused" in capsys.readouterr().out
 

@@ -274,9 +274,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "code", "said"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("overrides", "code", "message"), BAD.values(), ids=BAD.keys())
 def test_errors_come_before_loading_the_base(
-    adapters: str, capsys: pytest.CaptureFixture[str], overrides: list[str], code: int, said: str
+    adapters: str, capsys: pytest.CaptureFixture[str], overrides: list[str], code: int, message: str
 ) -> None:
     Path("x.txt").write_text("en\thello\nhello\n")
     start = [*BASE, "run_mode=slora", adapters, "predict_data=hello"]
@@ -284,5 +284,5 @@ def test_errors_come_before_loading_the_base(
     start = [one for one in start if one.partition("=")[0] not in given]
     refused([*start, *overrides], code)
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert "weights" not in err

@@ -85,7 +85,7 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flags", "code", "error"),
     [
         (["--config_path", "missing.yaml"], 2, "missing.yaml: No such file"),
         (["--model_dir", "missing"], 4, "missing: no such folder"),
@@ -97,12 +97,12 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
         ([], 2, "one of the arguments --config_path --model_dir is required"),
     ],
 )
-def test_exports_that_are_refused(tmp_path: Path, flags: list[str], code: int, said: str) -> None:
+def test_exports_that_are_refused(tmp_path: Path, flags: list[str], code: int, error: str) -> None:
     (tmp_path / "two").mkdir()
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / "two" / name).write_text(YAML)
     done = run_script(tmp_path, "export.py", *flags)
-    assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (code, "") and error in done.stderr, done.stderr
 
 
 def test_a_yaml_for_ascend_is_exported_here_on_request(tmp_path: Path) -> None:

@@ -141,12 +141,12 @@ def test_progress_while_pip_works(checkout: Path) -> None:
     assert "every=20" in text
     script.write_text(text.replace("every=20", "every=0.1"))
     python = python_of("3.11", checkout.parent / "bin/python3.11")
-    # The first pip goes on with each step once the one before has been told, by a pipe of its own:
+    # The first pip goes on with each step once the one before has been shown, by a pipe of its own:
     # of one for all, a reader may find the writer of the step before, and go on.
     pip = """
     if [ ! -e tell0 ]; then exit 1; fi
-    if [ -e told ]; then exit 0; fi
-    touch told
+    if [ -e first ]; then exit 0; fi
+    touch first
     echo "Collecting a==1"; echo "  Downloading a-1.whl"; read answer <tell0
     echo "Building wheels for collected packages: b"; read answer <tell1
     echo "Installing collected packages: a, b, c"; read answer <tell2
@@ -172,7 +172,7 @@ def test_progress_while_pip_works(checkout: Path) -> None:
         assert process.stderr is not None
         for step, line in enumerate(expected):
             while not (shown := process.stderr.readline()).startswith(line):
-                assert shown, f"it never said {line}, ended with {process.wait()}"
+                assert shown, f"it never showed {line}, ended with {process.wait()}"
             (checkout / f"tell{step}").write_text("on\n")
         assert process.stderr.read().splitlines()[-1].startswith("set-up: done in ")
     assert process.returncode == 0
@@ -208,7 +208,7 @@ def test_operators_that_changed_are_compiled_again(checkout: Path) -> None:
     setup(checkout)
     with (checkout / "lite_runner/native/src/operators.cc").open("a") as source:
         source.write("// changed\n")
-    # The pip of this test compiles nothing, and a missing library is told.
+    # The pip of this test compiles nothing, and a missing library is reported.
     done = setup(checkout)
     assert "updating .venv" in done.stderr
     assert "without the operators of lite_runner/native" in done.stderr
@@ -370,7 +370,7 @@ def test_lite_gets_its_python_from_conda_forge(
     checkout: Path, no_python: dict[str, str], tool: str
 ) -> None:
     """A stand-in that takes the words of the three tools and makes the environment."""
-    python = python_of("3.7", checkout.parent / "made")
+    python = python_of("3.7", checkout.parent / "source")
     executable(
         Path(no_python["PATH"]) / tool,
         f"""
@@ -413,7 +413,7 @@ esac
     )
     assert (checkout / ".python3.7/setup.log").read_text() == "no network\n" * 2
 
-    python = python_of("3.7", checkout.parent / "made")
+    python = python_of("3.7", checkout.parent / "source")
     executable(
         uv,
         f"""

@@ -40,13 +40,13 @@ context = {
     "atomic_write": lambda: atomic_write(target),
     "new_folder": lambda: new_folder(target),
 }[make]()
-with context as made:
+with context as output:
     if make == "atomic_write":
-        made.write(b"half")
-        made.flush()
+        output.write(b"half")
+        output.flush()
     else:
-        (made / "file").write_text("half")
-    print("made", flush=True)
+        (output / "file").write_text("half")
+    print("ready", flush=True)
     time.sleep(600)
 """
 
@@ -55,7 +55,7 @@ def orphaned(kind: str, folder: Path, *, kill: bool = True) -> subprocess.Popen[
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, kind, str(folder)], stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None and child.stdout.readline() == "made\n"
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
     if kill:
         child.send_signal(signal.SIGKILL)
         child.wait()

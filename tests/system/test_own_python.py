@@ -56,8 +56,8 @@ def test_it_continues_in_the_own_environment(checkout: Path, tmp_path: Path) -> 
     done = run(*BARE, checkout / "run_lite.py", "predict_data=a b", "*", cwd=tmp_path)
     assert done.stdout == f"<{checkout / 'run_lite.py'}><predict_data=a b><*>"
     assert (done.returncode, done.stderr) == (7, "")  # as it is with every start: nothing to say
-    told = run(*BARE, "run_lite.py", "verbosity=2", cwd=checkout)
-    [note] = told.stderr.splitlines()
+    done = run(*BARE, "run_lite.py", "verbosity=2", cwd=checkout)
+    [note] = done.stderr.splitlines()
     assert note == f"note: {sys.executable} has no certifi; continuing in {checkout / '.venv'}"
 
 

@@ -22,8 +22,8 @@ KINDS = ["bytes", "byte-level", "bpe", "unigram", "no prefix", "normalized", "me
 def tokenizer_of(
     byte_level: tokenizers.Tokenizer, sentencepiece_model: Callable[..., Path]
 ) -> Callable[[str], Tokenizer]:
-    tokenizers_made: dict[str, Tokenizer] = {"bytes": byte_tokenizer()}
-    tokenizers_made["byte-level"] = Tokenizer(byte_level, SpecialTokens(), source="test")
+    by_name: dict[str, Tokenizer] = {"bytes": byte_tokenizer()}
+    by_name["byte-level"] = Tokenizer(byte_level, SpecialTokens(), source="test")
     options = {
         "bpe": {},
         "unigram": {"model_type": "unigram"},
@@ -32,12 +32,12 @@ def tokenizer_of(
     }
     for name, option in options.items():
         backend = build_tokenizer(read_model(sentencepiece_model(**option)), source="test")
-        tokenizers_made[name] = Tokenizer(backend, SpecialTokens(), source="test")
+        by_name[name] = Tokenizer(backend, SpecialTokens(), source="test")
     # A decoder that knows no bytes: decoded by the library.
     backend = build_tokenizer(read_model(sentencepiece_model()), source="test")
     backend.decoder = decoders.Metaspace()
-    tokenizers_made["metaspace"] = Tokenizer(backend, SpecialTokens(), source="test")
-    return tokenizers_made.__getitem__
+    by_name["metaspace"] = Tokenizer(backend, SpecialTokens(), source="test")
+    return by_name.__getitem__
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]:

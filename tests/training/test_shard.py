@@ -22,7 +22,7 @@ from tests.models import reference_model
 from tests.training.options import OPTIONS
 from tests.training.test_network import examples, options, weights_of
 
-Said = TypeVar("Said")
+Payload = TypeVar("Payload")
 # Between them they have all that a shard may have.
 CASES = ("bloom", "cohere", "falcon", "gemma2", "gpt2", "llama", "mixtral", "qwen3", "starcoder2")
 
@@ -32,12 +32,12 @@ class Meeting:
 
     def __init__(self, count: int) -> None:
         self._barrier = threading.Barrier(count, timeout=60)
-        self._said: list[Any] = [None] * count
+        self._payloads: list[Any] = [None] * count
 
-    def gather(self, index: int, own: Said) -> list[Said]:
-        self._said[index] = own
+    def gather(self, index: int, own: Payload) -> list[Payload]:
+        self._payloads[index] = own
         self._barrier.wait()
-        found = [*self._said]
+        found = [*self._payloads]
         self._barrier.wait()
         return found
 

@@ -39,7 +39,7 @@ def trainer(
     given = {**OPTIONS, "steps": 6, "batch_size": 3, "learning_rate": 0.01, **changes}
     given["lora"] = {**OPTIONS["lora"], "dropout": dropout}
     texts = examples(MODEL.vocab_size)
-    made = Trainer(
+    training = Trainer(
         network,
         [[text] for text in texts] if packs is None else packs,
         options(given),
@@ -51,7 +51,7 @@ def trainer(
         gather=gather,
         interrupted=interrupted,
     )
-    return made, lora
+    return training, lora
 
 
 def on_two_ranks(
@@ -70,23 +70,23 @@ def on_two_ranks(
             return found
 
         asked = iter(range(1, 100))
-        made, lora = trainer(
+        training, lora = trainer(
             ranks=Ranks(index, data=2),
             gather=gather,
             threads=1,
             interrupted=lambda: index == 1 and next(asked) == stop_at,
             **changes,
         )
-        return work(made), lora
+        return work(training), lora
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(rank, range(2)))
 
 
 def test_each_epoch_has_every_example_once_in_another_order() -> None:
-    made, _ = trainer()
-    assert made.epoch_steps == made.eval_steps == 4
-    epochs = [[made.example(12 * epoch + i) for i in range(12)] for epoch in (0, 1)]
+    training, _ = trainer()
+    assert training.epoch_steps == training.eval_steps == 4
+    epochs = [[training.example(12 * epoch + i) for i in range(12)] for epoch in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
     assert epochs[0] != epochs[1]
     plain, _ = trainer(shuffle=False)
@@ -114,7 +114,7 @@ def test_two_ranks_are_one_with_twice_the_batch(dropout: float) -> None:
     one, expected = trainer(batch_size=4, **given)
     whole = list(one.run())
     (steps, lora), (others, other) = on_two_ranks(
-        lambda made: list(made.run()), **given | {"batch_size": 2}
+        lambda training: list(training.run()), **given | {"batch_size": 2}
     )
     names = ("loss", "grad_norm", "eval_loss", "tokens")
     for name in names[:3]:
@@ -129,36 +129,36 @@ def test_two_ranks_are_one_with_twice_the_batch(dropout: float) -> None:
 
 
 def test_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
-    def cut(made: Trainer) -> list[StepMetrics]:
-        steps = list(made.run())
-        assert made.stopped
-        if made.ranks.rank == 0:
-            made.save(tmp_path / "c.safetensors", made.state())
+    def cut(training: Trainer) -> list[StepMetrics]:
+        steps = list(training.run())
+        assert training.stopped
+        if training.ranks.rank == 0:
+            training.save(tmp_path / "c.safetensors", training.state())
         return steps
 
-    def rest(made: Trainer) -> list[StepMetrics]:
-        made.resume(tmp_path / "c.safetensors")
-        made.check_same_step()
-        return list(made.run())
+    def rest(training: Trainer) -> list[StepMetrics]:
+        training.resume(tmp_path / "c.safetensors")
+        training.check_same_step()
+        return list(training.run())
 
     (first, _), (second, _) = on_two_ranks(cut, stop_at=3, dropout=0.3)
     assert [step.step for step in first] == [step.step for step in second] == [1, 2, 3]
-    (whole, expected), _ = on_two_ranks(lambda made: list(made.run()), dropout=0.3)
+    (whole, expected), _ = on_two_ranks(lambda training: list(training.run()), dropout=0.3)
     (last, found), _ = on_two_ranks(rest, dropout=0.3)
     assert [s.loss for s in (*first, *last)] == [s.loss for s in whole]
     assert all(np.array_equal(found.arrays[name], one) for name, one in expected.arrays.items())
 
 
 def test_ranks_that_resumed_after_other_steps() -> None:
-    made, _ = trainer(gather=lambda payload: [payload, b"3"])
+    training, _ = trainer(gather=lambda payload: [payload, b"3"])
     with pytest.raises(EnvironmentFault, match=r"the ranks have resumed after steps \[0, 3\]"):
-        made.check_same_step()
+        training.check_same_step()
 
 
 def test_large_gradients_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole, _), _ = on_two_ranks(lambda made: list(made.run()))
+    (whole, _), _ = on_two_ranks(lambda training: list(training.run()))
     monkeypatch.setattr("lite_runner.training.trainer.BUCKET", 256)
-    (parts, _), _ = on_two_ranks(lambda made: list(made.run()))
+    (parts, _), _ = on_two_ranks(lambda training: list(training.run()))
     assert [step.loss for step in parts] == [step.loss for step in whole]
 
 
@@ -174,13 +174,13 @@ def test_packed_texts_do_not_see_each_other() -> None:
 
 def test_training_ends_when_nothing_is_gained() -> None:
     given: dict[str, Any] = {"eval_data": "x", "eval_steps": 2, "early_stop": 2, "steps": 40}
-    made, _ = trainer(learning_rate=0.0, **given)
-    steps = list(made.run())
-    assert (made.best_step, made.done) == (2, 6)
+    training, _ = trainer(learning_rate=0.0, **given)
+    steps = list(training.run())
+    assert (training.best_step, training.done) == (2, 6)
     assert [step.step for step in steps if step.eval_loss is not None] == [2, 4, 6]
     better, _ = trainer(learning_rate=0.01, **{**given, "steps": 8})
     assert len(list(better.run())) == better.best_step == 8
-    assert better.best_loss < made.best_loss
+    assert better.best_loss < training.best_loss
     later, _ = trainer(learning_rate=0.0, **given)  # steps of another training gain nothing here
     moments = later.optimizer.first, later.optimizer.second
     later.resume_from(
@@ -206,8 +206,8 @@ def test_a_resumed_training_is_the_same_to_the_bit(stop: int, tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_another_training(tmp_path: Path) -> None:
-    made, _ = trainer()
-    made.save(tmp_path / "c.safetensors", made.state())
+    training, _ = trainer()
+    training.save(tmp_path / "c.safetensors", training.state())
     other, _ = trainer()
     other.identity = "y"
     with pytest.raises(ArtifactError, match="a checkpoint of another model, data or settings"):
@@ -215,10 +215,10 @@ def test_a_checkpoint_of_another_training(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_it() -> None:
-    made, lora = trainer()
+    training, lora = trainer()
     next(iter(lora.arrays.values()))[...] = np.nan
     with pytest.raises(NonFiniteError, match="step 1: the loss is nan"):
-        next(made.run())
+        next(training.run())
 
 
 def test_all_weights_are_trained() -> None:
@@ -227,8 +227,8 @@ def test_all_weights_are_trained() -> None:
     network = TrainedNetwork(MODEL, weights, weights, {})
     given = {**OPTIONS, "steps": 8, "learning_rate": 0.01, "full": True}
     packs = [[text] for text in examples(MODEL.vocab_size)[:4]]
-    made = Trainer(network, packs, options(given), seed=0)
-    losses = [step.loss for step in made.run()]
+    training = Trainer(network, packs, options(given), seed=0)
+    losses = [step.loss for step in training.run()]
     assert losses[-1] < losses[0] / 2
     assert all(not np.array_equal(before[name], one) for name, one in weights.items())
 

@@ -392,7 +392,7 @@ def test_a_cache_that_cannot_be_written(hub: Behaviour, cache: Path) -> None:
 def test_ctrl_c_ends_a_download_of_the_hub_and_the_next_run_goes_on(
     arrived: int, hub: Behaviour, cache: Path, tmp_path: Path
 ) -> None:
-    # Of a model that can be run: what cannot is told before its weights are fetched.
+    # Of a model that can be run: others are refused before their weights are fetched.
     config = (REFERENCE / "llama/config.json").read_bytes()
     hub.repositories = {"owner/name": FILES | {"config.json": config}}
     hub.cut, hub.hold = arrived, True  # the rest never comes

@@ -77,9 +77,9 @@ def test_the_head_is_written_where_mindformers_cannot_tie_it(
 ) -> None:
     config, tensors = configs[family], values(configs[family])
     write_ckpt(tmp_path / "x.ckpt", tensors)
-    source, target, told = tmp_path / "x.ckpt", tmp_path / "y.ckpt", list[str]()
-    convert(source, config, target, "ckpt", release=Release.of(release), report=told.append)
-    assert any("lm_head.weight is written, though" in line for line in told) == (
+    source, target, lines = tmp_path / "x.ckpt", tmp_path / "y.ckpt", list[str]()
+    convert(source, config, target, "ckpt", release=Release.of(release), report=lines.append)
+    assert any("lm_head.weight is written, though" in line for line in lines) == (
         head and config.tie_word_embeddings
     )
     stored = open_ckpt(tmp_path / "y.ckpt")

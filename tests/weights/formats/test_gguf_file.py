@@ -169,7 +169,7 @@ Table = list[tuple[str, int, int]]  # name, offset and count of float32 values
 
 
 def laid_out(path: Path, table: Table, data_bytes: int, alignment: int = 32) -> Path:
-    """A file whose table places float32 vectors as told, before `data_bytes` of data."""
+    """A file whose table places float32 vectors, before `data_bytes` of data."""
     key = b"general.alignment"
     header = b"GGUF" + struct.pack("<IQQ", 3, len(table), 1)
     header += struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, alignment)

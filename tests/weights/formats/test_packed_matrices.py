@@ -391,13 +391,13 @@ def experts_of_gpt_oss() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_experts_of_gpt_oss(told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("configured", [True, False])
+def test_experts_of_gpt_oss(configured: bool, tmp_path: Path) -> None:
     """Two values in a byte, as transformers' convert_moe_packed_tensors has them."""
     tensors = experts_of_gpt_oss()
     save_file(tensors, tmp_path / FILE)
     section = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    config = {"quantization_config": section} if told else {}
+    config = {"quantization_config": section} if configured else {}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = tensors_at(tmp_path)
     numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

@@ -82,7 +82,7 @@ class OneMatrix:
         return self._values
 
 
-def made() -> tuple[np.ndarray, np.ndarray]:
+def weight_and_rows() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     sizes = np.exp(rng.normal(0, 1.2, 96)).astype(np.float32)
     rows = rng.standard_normal((400, 96)).astype(np.float32) * sizes
@@ -92,7 +92,7 @@ def made() -> tuple[np.ndarray, np.ndarray]:
 def test_scales_of_awq_are_those_whose_outputs_err_least() -> None:
     """As in llm-compressor: powers of the inputs' sizes, divided by the root of the largest times
     the smallest, each tried on the outputs themselves."""
-    weight, rows = made()
+    weight, rows = weight_and_rows()
     layer: Any = OneMatrix(weight, rows)
     whole = partial(nearest, group=96)
     found = _searched(layer.place, layer, layer.inputs, whole, np.matmul)
@@ -110,7 +110,7 @@ def test_scales_of_awq_are_those_whose_outputs_err_least() -> None:
 
 @pytest.mark.parametrize("size", [1, 1e-6])
 def test_smoothquant_makes_inputs_as_even_as_weights(size: float) -> None:
-    weight, rows = (np.float32(size) * one for one in made())
+    weight, rows = (np.float32(size) * one for one in weight_and_rows())
     layer: Any = OneMatrix(weight, rows)
     found = _migrated(layer.place, layer, layer.inputs)
     np.testing.assert_allclose(found, np.sqrt(abs(rows).max(0) / abs(weight).max(0)), rtol=1e-5)
