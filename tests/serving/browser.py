@@ -20,7 +20,7 @@ _SWITCHES = (
 )
 _KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), "ArrowDown": ("", 40)}
 
-# Event of what is said -> its field.
+# Event of the console -> its field.
 _SAYS = {
     "Log.entryAdded": "entry",
     "Runtime.consoleAPICalled": "args",
@@ -30,7 +30,7 @@ _SAYS = {
 
 class Browser:
     """One tab of a browser of its own. What its console says, and every exception, is kept in
-    `said`; every URL that it asks for in `asked`."""
+    `console`; every URL that it asks for in `asked`."""
 
     def __init__(self, folder: Path) -> None:
         assert CHROMIUM is not None
@@ -54,7 +54,7 @@ class Browser:
         self._pending = b""
         self._sent = self._loaded = 0
         self._session: str | None = None
-        self.said: list[str] = []
+        self.console: list[str] = []
         self.asked: list[str] = []
         target = self._do("Target.createTarget", url="about:blank")["targetId"]
         attached = self._do("Target.attachToTarget", targetId=target, flatten=True)
@@ -170,4 +170,4 @@ class Browser:
         elif event["method"] == "Network.requestWillBeSent":
             self.asked.append(params["request"]["url"])
         elif event["method"] in _SAYS:
-            self.said.append(str(params[_SAYS[event["method"]]]))
+            self.console.append(str(params[_SAYS[event["method"]]]))

@@ -89,7 +89,7 @@ def test_running_requests_complete_before_an_adapter_is_unloaded(served: Served)
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         (LOAD, {"lora_name": "a", "lora_path": "x"}, 400, "there is a model a already"),
         (LOAD, {"lora_name": "base", "lora_path": "x"}, 400, "there is a model base already"),
@@ -100,10 +100,10 @@ def test_running_requests_complete_before_an_adapter_is_unloaded(served: Served)
     ],
 )
 def test_unsupported_requests(
-    served: Served, path: str, body: dict[str, Any], status: int, said: str
+    served: Served, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     found, _, content = call(served, path, body)
-    assert found == status and said in json.loads(content)["error"]["message"]
+    assert found == status and message in json.loads(content)["error"]["message"]
     assert models(served) == ["base", "a"]
 
 

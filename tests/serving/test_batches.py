@@ -115,7 +115,7 @@ def test_a_killed_batch_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "pattern"),
     [
         ([], "has no requests"),
         (["{"], r"requests.jsonl:1: the body is not valid JSON"),
@@ -126,16 +126,16 @@ def test_a_killed_batch_goes_on() -> None:
         (["{}"] * 15, r"and 5 more"),
     ],
 )
-def test_wrong_lines(capsys: pytest.CaptureFixture[str], lines: list[Any], said: str) -> None:
+def test_wrong_lines(capsys: pytest.CaptureFixture[str], lines: list[Any], pattern: str) -> None:
     """All at once, before a model is loaded."""
     write(*lines)
     assert run() == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(pattern, capsys.readouterr().err)
     assert not Path("requests_output.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("my notes", "requests_output.jsonl:1: not an answer of a batch"),
         (
@@ -145,13 +145,13 @@ def test_wrong_lines(capsys: pytest.CaptureFixture[str], lines: list[Any], said:
     ],
 )
 def test_other_files_are_not_appended_to(
-    capsys: pytest.CaptureFixture[str], content: str, said: str
+    capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     write(request("a", **PROMPT))
     Path("requests_output.jsonl").write_text(content)
     assert run() == 2
     err = capsys.readouterr().err
-    assert said in err and "serve.batch_output=FILE names another file" in err
+    assert message in err and "serve.batch_output=FILE names another file" in err
     assert Path("requests_output.jsonl").read_text() == content
 
 
@@ -192,8 +192,8 @@ def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
         ("/v1/responses", {"input": "hi"}),
         ("/v1/completions", {"prompt": "x", "wheels": 4}),
     ]
-    told = [ask(*one) for one in asked]
-    told.append(ask("/v1/responses", {"input": "so?", "previous_response_id": told[3]["id"]}))
+    replies = [ask(*one) for one in asked]
+    replies.append(ask("/v1/responses", {"input": "so?", "previous_response_id": replies[3]["id"]}))
     assert httpx2.post(f"{url}/v1/completions", content=b"{").status_code == 415
     log = Path("log.jsonl")
     assert log.stat().st_mode & 0o777 == 0o600
@@ -203,7 +203,7 @@ def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
     assert run("serve.batch=log.jsonl", *words) == 0
     found = answers("log_output.jsonl")
 
-    def said(answer: dict[str, Any]) -> list[str]:
+    def texts_of(answer: dict[str, Any]) -> list[str]:
         if "choices" in answer:
             choices = answer["choices"]
             return [one["text"] if "text" in one else one["message"]["content"] for one in choices]
@@ -212,6 +212,6 @@ def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
         messages = answer.get("output", [answer])
         return [block["text"] for one in messages for block in one["content"]]
 
-    for line, answer in zip(lines, told, strict=True):
+    for line, answer in zip(lines, replies, strict=True):
         assert line["custom_id"].startswith("mine-")
-        assert said(found[line["custom_id"]]["body"]) == said(answer)
+        assert texts_of(found[line["custom_id"]]["body"]) == texts_of(answer)

@@ -100,20 +100,20 @@ import sys
 from anthropic import Anthropic, NotFoundError
 
 client, asked = Anthropic(base_url=sys.argv[1], api_key="none"), {"temperature": 0}
-said = {"model": sys.argv[2], "max_tokens": 20, "extra_body": asked}
-said |= {"system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
-whole = client.messages.create(**said)
+request = {"model": sys.argv[2], "max_tokens": 20, "extra_body": asked}
+request |= {"system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+whole = client.messages.create(**request)
 (text,) = whole.content
 assert text.type == "text" and 0 < whole.usage.output_tokens <= 20, whole
-with client.messages.stream(**said) as stream:
+with client.messages.stream(**request) as stream:
     assert "".join(stream.text_stream) == text.text
     last = stream.get_final_message()
     assert last.content[0].text == text.text and last.stop_reason == whole.stop_reason
-words = {name: said[name] for name in ("model", "system", "messages")}
+words = {name: request[name] for name in ("model", "system", "messages")}
 counted = client.messages.count_tokens(**words).input_tokens
 assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 try:
-    client.messages.create(**said | {"model": "none"})
+    client.messages.create(**request | {"model": "none"})
 except NotFoundError as error:
     assert "no model 'none'" in error.body["error"]["message"]
 else:
@@ -182,8 +182,8 @@ for model in ("vllm", "openai", "anthropic"):
     text = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
     assert text.strip() == whole.choices[0].message.content.strip(), (text, whole)
     assert [one.usage.completion_tokens for one in chunks if one.usage], chunks
-    made = client.chat.completions.create(**asked, tools=tools, tool_choice="required")
-    assert made.choices[0].message.tool_calls[0].function.name == "weather", made
+    forced = client.chat.completions.create(**asked, tools=tools, tool_choice="required")
+    assert forced.choices[0].message.tool_calls[0].function.name == "weather", forced
     assert client.responses.create(model=model, input="hi", max_output_tokens=8).output_text
     body = {"model": model, "max_tokens": 8, "messages": asked["messages"][1:]}
     answer = httpx.post(url + "/v1/messages", json=body, headers={"x-api-key": key}, timeout=60)

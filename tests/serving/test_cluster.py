@@ -366,7 +366,7 @@ def test_a_replica_that_dies_is_replaced(served: Served) -> None:
         for name, answer in zip(asked + asked, answers, strict=True):
             if isinstance(answer, str):
                 assert answer.startswith(alone[name])
-            else:  # of the replica that died, told as errors of the protocol are
+            else:  # of the replica that died, reported as errors of the protocol are
                 assert isinstance(answer, openai.APIError) and answer.code == "unavailable"
                 assert "the replica of this request has failed" in str(answer)
         assert any(isinstance(answer, str) for answer in answers)

@@ -186,7 +186,7 @@ def test_a_stop_string_ends_the_text_before_it(start: Start, stream: bool) -> No
 
 
 def test_a_stop_string_among_drafted_tokens(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing behind it is told or counted; /metrics has what was drafted."""
+    """Nothing behind it is sent or counted; /metrics has what was drafted."""
 
     def alphabet(history: list[int], _: int) -> NDArray[np.float32]:
         scores = np.zeros(VOCAB, np.float32)

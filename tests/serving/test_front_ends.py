@@ -26,7 +26,7 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "read", "parameters": PARAMETERS}}
-SAID = {
+CALL = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -38,7 +38,7 @@ SAID = {
         }
     ],
 }
-TOLD = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "b"}]}
+TOOL_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "b"}]}
 CHATS: dict[str, dict[str, Any]] = {
     "Open WebUI": {
         "model": "base",
@@ -60,8 +60,8 @@ CHATS: dict[str, dict[str, Any]] = {
         "messages": [
             {"role": "system", "content": [{"type": "text", "text": "s", **CACHED}]},
             {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]},
-            {**SAID, "reasoning_details": [{"type": "reasoning.text", "text": "t"}]},
-            TOLD,
+            {**CALL, "reasoning_details": [{"type": "reasoning.text", "text": "t"}]},
+            TOOL_RESULT,
         ],
         "tools": [{**TOOL, **CACHED}],
         "tool_choice": "auto",
@@ -75,7 +75,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "stop": ["<fim_prefix>", "/src/", *(f"\nword{n}" for n in range(22))],
     },
     "Zed": {
-        "messages": [HI, SAID, TOLD],
+        "messages": [HI, CALL, TOOL_RESULT],
         "stop": [],
         "tool_choice": None,
         "tools": [],
@@ -105,7 +105,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "metadata": {"session": "1"},
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
     },
-    "LobeChat, Dify": {"messages": [{**SAID, "tool_calls": []}, HI], "user": "u", "stop": None},
+    "LobeChat, Dify": {"messages": [{**CALL, "tool_calls": []}, HI], "user": "u", "stop": None},
 }
 CLAUDE_CODE = {
     "model": "base",
@@ -186,7 +186,7 @@ ITEM = {"type": "message", "role": "user", "content": [{"type": "input_image", "
 RESULT = {"role": "system", "content": [{"type": "tool_result", "tool_use_id": "1"}]}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-# What is not there, with what the client is told of it.
+# What is not there, with the message to the client.
 REFUSED: tuple[tuple[str, dict[str, Any], int, str], ...] = (
     (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "got 'image_url', expected"),
     (CHAT, {"messages": [HI], "tool_choice": "any", "tools": [TOOL]}, 400, "got 'any', expected"),

@@ -145,12 +145,12 @@ def test_the_conversation_goes_to_the_template(start: Start) -> None:
     counted = json.loads(sent(served, f"{PATH}/count_tokens", body))["input_tokens"]
     tokenizer = served.tokenizer
     request = chat_request(CountTokens.model_validate(body), tokenizer)
-    said = [one.model_dump(exclude_none=True) for one in request.messages]
-    assert [one["role"] for one in said] == ["system", "user", "assistant", "tool", "user"]
-    assert said[0]["content"] == "Be brief.\nBe kind." and said[1]["content"] == "a\nb"
-    assert said[2]["reasoning"] == "Hm." and said[2]["content"] == "I look."
-    assert said[2]["tool_calls"][0]["function"] == {"name": "clock", "arguments": '{"a": 1}'}
-    assert said[3] == {"role": "tool", "tool_call_id": "1", "content": "noon"}
+    turns = [one.model_dump(exclude_none=True) for one in request.messages]
+    assert [one["role"] for one in turns] == ["system", "user", "assistant", "tool", "user"]
+    assert turns[0]["content"] == "Be brief.\nBe kind." and turns[1]["content"] == "a\nb"
+    assert turns[2]["reasoning"] == "Hm." and turns[2]["content"] == "I look."
+    assert turns[2]["tool_calls"][0]["function"] == {"name": "clock", "arguments": '{"a": 1}'}
+    assert turns[3] == {"role": "tool", "tool_call_id": "1", "content": "noon"}
     usage = asked(served, **body)["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
 

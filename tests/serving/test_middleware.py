@@ -159,7 +159,7 @@ def test_large_bodies_cost_little(start: Start, monkeypatch: pytest.MonkeyPatch)
     faults, encoded, on_loop = [0], [0], [0]
     whole = Tokenizer._ids
 
-    def told(error: ValidationError) -> ApiError:
+    def counted_validation(error: ValidationError) -> ApiError:
         faults[0] += min(error.error_count(), 101)
         on_loop[0] += not threading.current_thread().name.startswith("asyncio")
         return of_validation(error)
@@ -172,7 +172,7 @@ def test_large_bodies_cost_little(start: Start, monkeypatch: pytest.MonkeyPatch)
     def decode(*_: Any, **__: Any) -> str:
         raise AssertionError
 
-    monkeypatch.setattr(middleware, "of_validation", told)
+    monkeypatch.setattr(middleware, "of_validation", counted_validation)
     monkeypatch.setattr(Tokenizer, "_ids", ids)
     monkeypatch.setattr(Tokenizer, "decode", decode)
     for path, body, expected in LARGE:

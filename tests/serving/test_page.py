@@ -27,13 +27,13 @@ COUNTING = " ".join(map(str, range(1, 200)))
 def saying(history: list[int], adapter: int, answer: str = SAYING) -> NDArray[np.float32]:
     """Logits of a model that has one answer to all that ends in a question mark; of an adapter, its
     number. To "count?" it is a long one."""
-    said = bytes(token for token in history if token < 256)
-    at = max(said.rfind(b"[assistant]") + len("[assistant]"), said.rfind(b"?") + 1)
+    sequence = bytes(token for token in history if token < 256)
+    at = max(sequence.rfind(b"[assistant]") + len("[assistant]"), sequence.rfind(b"?") + 1)
     if adapter:
         answer = f"adapter {adapter}"
-    if b"count?" in said[:at]:
+    if b"count?" in sequence[:at]:
         answer = COUNTING
-    text = answer.encode()[len(said) - at :]
+    text = answer.encode()[len(sequence) - at :]
     scores = np.full(VOCAB, -50, np.float32)
     scores[text[0] if text else END] = 50
     return scores
@@ -61,7 +61,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     opened = Browser(tmp_path / "profile")
     try:
         yield opened
-        assert opened.said == []
+        assert opened.console == []
     finally:
         opened.close()
 
@@ -209,8 +209,8 @@ def test_text_that_is_hard_to_read_is_shown(browser: Browser, visit: Visit) -> N
     visit()
     for part, count in (("*", 15_000), ("**a", 6_000), ("`", 15_000), ("[", 15_000), ("_a", 9_000)):
         shown = browser.evaluate(
-            "import('/static/markdown.js').then(({ Markdown }) => { const made = new Markdown();"
-            f" made.show('x ' + {part!r}.repeat({count})); return made.element.innerText; }})"
+            "import('/static/markdown.js').then(({ Markdown }) => { const view = new Markdown();"
+            f" view.show('x ' + {part!r}.repeat({count})); return view.element.innerText; }})"
         )
         assert shown
 
@@ -230,7 +230,7 @@ def test_settings_reach_the_model_and_faults_the_reader(browser: Browser, visit:
     assert re.search(r"status 400 · type invalid_request_error · param top_p", answer)
     assert re.search(r"code invalid_value · request \w{16}", answer)
     assert browser.evaluate("document.querySelector('#message').value") == "And now?"
-    browser.said.pop()  # the browser's own line on the status 400
+    browser.console.pop()  # the browser's own line on the status 400
     set_field(browser, "top_p", "7")  # not even sent
     browser.press("Enter")
     assert browser.focused() == "top_p"
@@ -282,7 +282,7 @@ def test_stop(browser: Browser, visit: Visit, how: str) -> None:
     assert browser.focused() == "message"
     assert browser.text("#status") == "Stopped."
     ask(browser, "and?")
-    assert "199" in until_answered(browser)  # what was stopped is part of what the model is told
+    assert "199" in until_answered(browser)  # what was stopped is part of the conversation
 
 
 def test_a_failure_on_the_way(browser: Browser, visit: Visit) -> None:
@@ -295,7 +295,7 @@ def test_a_failure_on_the_way(browser: Browser, visit: Visit) -> None:
     assert "1 2 3" in answer and "type service_unavailable_error" in answer
     ask(browser, "and?")
     assert "status 503" in until_answered(browser)
-    browser.said.pop()
+    browser.console.pop()
 
 
 def test_a_key_is_asked_for_and_kept_nowhere(browser: Browser, start: Start) -> None:
@@ -317,8 +317,8 @@ def test_a_key_is_asked_for_and_kept_nowhere(browser: Browser, start: Start) -> 
     kept = "document.cookie + localStorage.length + sessionStorage.length + location.href"
     assert browser.evaluate(kept) == f"00{served.url}/"
     assert not browser.evaluate("document.documentElement.outerHTML.includes('0123')")
-    assert len(browser.said) == 2 and all("401" in said for said in browser.said)
-    browser.said.clear()
+    assert len(browser.console) == 2 and all("401" in line for line in browser.console)
+    browser.console.clear()
 
 
 def test_without_a_chat_template_text_is_continued(browser: Browser, visit: Visit) -> None:
@@ -332,7 +332,7 @@ def test_without_a_chat_template_text_is_continued(browser: Browser, visit: Visi
     assert f"prompt {tokens} tokens, {tokens - len('And now?') - 1} cached" in until_answered(
         browser
     )
-    browser.said.pop()  # of asking whether there is a template
+    browser.console.pop()  # of asking whether there is a template
 
 
 def test_light_and_dark(browser: Browser, visit: Visit) -> None:
@@ -342,7 +342,7 @@ def test_light_and_dark(browser: Browser, visit: Visit) -> None:
     set_field(browser, "top_p", "0")
     ask(browser, "And now?")
     until_answered(browser)
-    browser.said.pop()
+    browser.console.pop()
     ground = "getComputedStyle(document.body).backgroundColor"
     browser.prefer("light")
     light = browser.evaluate(ground)

@@ -79,9 +79,9 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
             items[place]["content"][0]["text"] += event["delta"]
         else:
             item = items[event["output_index"]]
-            said = item["arguments"] if "arguments" in item else item["content"][0]["text"]
+            content = item["arguments"] if "arguments" in item else item["content"][0]["text"]
             if kind != "content_part.done":
-                assert event.get("text", event.get("arguments")) == said
+                assert event.get("text", event.get("arguments")) == content
         if kind not in ("output_item.added", "output_item.done"):
             assert event["item_id"] == items[place]["id"]
     response = last["response"]
@@ -239,12 +239,12 @@ def test_state(start: Start) -> None:
 
 
 def test_an_answer_of_a_type(start: Start) -> None:
-    class Said(BaseModel):
+    class Word(BaseModel):
         word: str
 
     served = start_with(start, '{"word": "yes"}')
-    answer = served.client.responses.parse(model="base", input="x", text_format=Said, temperature=0)
-    assert answer.output_parsed == Said(word="yes")
+    answer = served.client.responses.parse(model="base", input="x", text_format=Word, temperature=0)
+    assert answer.output_parsed == Word(word="yes")
 
 
 def test_stored_responses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_ends(start: Start) -> N
     assert response["usage"]["input_tokens"] == 5 + 3 * 57 + 6 + 0
     alone = {**body, "input": "x" * 300, "truncation": "auto"}
     assert call(served, PATH, alone)[0] == 400
-    # What the template refuses of the rest is said, not that all of it was too long.
+    # The error is the template's refusal of the rest, not that all of it was too long.
     few = "{% if messages | length < 14 %}{{ raise_exception('too few') }}{% endif %}"
     served = start(tokenizer=tokenizer_with_chat(f"{few}{tokenizer.chat_template}"))
     status, _, content = call(served, PATH, {**body, "truncation": "auto"})

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tests.serving.conftest import Served, Start, tokenizer_with_chat
 from tests.serving.test_app import call
-from tests.serving.test_tools import ASKED, SAID, TEMPLATES, says
+from tests.serving.test_tools import ASKED, OUTPUTS, TEMPLATES, says
 
 # No echo: the first token's log-probability is null, as OpenAI's own is, and not in the schema.
 PLAIN = {"prompt": "hello", "max_tokens": 5, "logprobs": 2, "n": 2, "seed": 1}
@@ -55,7 +55,7 @@ def test_answers(start: Start, form: str) -> None:
         served, chat = start(), CHAT
     else:
         tokenizer = tokenizer_with_chat(TEMPLATES["hermes"])
-        served = start(says(SAID[1][1], tokenizer), tokenizer=tokenizer)
+        served = start(says(OUTPUTS[1][1], tokenizer), tokenizer=tokenizer)
         chat = {**ASKED, "temperature": 0}
     check(Completion, sent(served, "/v1/completions", PLAIN))
     check(ChatCompletion, sent(served, "/v1/chat/completions", chat))

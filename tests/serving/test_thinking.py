@@ -43,12 +43,12 @@ def says(text: str, tokenizer: Tokenizer) -> MockBackend:
     starts: list[list[int]] = []  # of the prompts
 
     def logits(history: list[int], _: int) -> NDArray[np.float32]:
-        said = next((len(one) for one in starts if history[: len(one)] == one), None)
-        if said is None:
+        prompt = next((len(one) for one in starts if history[: len(one)] == one), None)
+        if prompt is None:
             starts.append(list(history))
-            said = len(history)
+            prompt = len(history)
         scores = np.zeros(tokenizer.vocab_size, np.float32)
-        scores[script[min(len(history) - said, len(script) - 1)]] = 50
+        scores[script[min(len(history) - prompt, len(script) - 1)]] = 50
         return scores
 
     return MockBackend(logits, 4, 4096, 4)
@@ -321,12 +321,12 @@ def test_gpt_oss_thinks_before_what_is_restricted(start: Start, text: str) -> No
 
 def test_turns_of_gpt_oss(start: Start) -> None:
     served = gpt_oss(start, f"{FINAL}Yes.")
-    call_made = {"id": "c", "type": "function"} | {
+    tool_call = {"id": "c", "type": "function"} | {
         "function": {"name": "look", "arguments": '{"at": "sky"}'}
     }
     messages = [
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "reasoning": "Hm.", "tool_calls": [call_made]},
+        {"role": "assistant", "reasoning": "Hm.", "tool_calls": [tool_call]},
         {"role": "tool", "tool_call_id": "c", "content": "blue"},
     ]
     body = {"model": "base", "messages": messages}

@@ -123,11 +123,11 @@ def tried(form: CallFormat, chance: random.Random) -> None:
     count = 2 if form.between is not None and chance.random() < 0.3 else 1
     names = chance.choices(list(tools), k=count)
     calls = [(name, value_of(tools[name], chance)) for name in names]
-    said = (form.between or "").join(
+    body = (form.between or "").join(
         form.opening.replace("{name}", name) + written(form, value, tools[name]) + form.closing
         for name, value in calls
     )
-    text = form.whole[0] + said + form.whole[1]
+    text = form.whole[0] + body + form.whole[1]
     name: Any = form.name
     assert text in Allowed(name, tools, several=True), (form.name, tools, text)
     cut = chance.randint(0, len(text))
@@ -158,15 +158,15 @@ def test_arguments_stream_as_they_come(name: str) -> None:
     assert more.text == '"city": "Os'  # type: ignore[union-attr]
 
 
-def told(template: str) -> str | None:
+def form_of(template: str) -> str | None:
     found = detect_format(tokenizer_with_chat(template))
     return None if found is None else found.name
 
 
 def test_the_templates_text_tells() -> None:
-    assert told("{% if tools %}<tool_call>{% endif %}") == "hermes"
-    assert told("[gMASK]{% if tools %}<tool_call><arg_key>{% endif %}<|observation|>") == "glm45"
-    assert told("{% if tools %}<tool_call><function=name><parameter=key>{% endif %}") == (
+    assert form_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert form_of("[gMASK]{% if tools %}<tool_call><arg_key>{% endif %}<|observation|>") == "glm45"
+    assert form_of("{% if tools %}<tool_call><function=name><parameter=key>{% endif %}") == (
         "qwen3_coder"
     )
     assert detect_format(tokenizer_of_chatglm3()) is FORMATS["chatglm3"]
@@ -205,7 +205,7 @@ def test_the_template_tells_the_format(form: str) -> None:
         "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
         f"{WRITES[form]}{{% endif %}}{{% endfor %}}"
     )
-    assert told(template) == form
+    assert form_of(template) == form
 
 
 def test_a_key_says_it(start: Start) -> None:
@@ -217,9 +217,9 @@ def test_a_key_says_it(start: Start) -> None:
 
 
 def test_templates_that_know_no_tools() -> None:
-    assert told("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
-    assert told("{% if tools is defined %}unknown{% endif %}") is None
-    assert told("{{ m }}") is None
+    assert form_of("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
+    assert form_of("{% if tools is defined %}unknown{% endif %}") is None
+    assert form_of("{{ m }}") is None
     assert detect_format(byte_tokenizer()) is None
 
 
@@ -317,12 +317,12 @@ FORMATS_REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "said"), FORMATS_REFUSED, ids=lambda one: str(one)[:60])
+@pytest.mark.parametrize(("schema", "reason"), FORMATS_REFUSED, ids=lambda one: str(one)[:60])
 def test_schemas_that_cannot_be_forced_are_refused_by_name(
-    schema: dict[str, Any], said: str
+    schema: dict[str, Any], reason: str
 ) -> None:
     message = refusal("glm45", schema)
-    assert message.startswith("tools: ") and said in message
+    assert message.startswith("tools: ") and reason in message
 
 
 TYPES: list[tuple[Any, set[str]]] = [

@@ -161,9 +161,9 @@ VALUES: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
 def test_the_schema_tells_texts_from_json(subtests: pytest.Subtests, form: Name) -> None:
     for key, value, expected in VALUES:
-        said = call(pair(key, value)) if form == "glm45" else qwen3_call(qwen3_pair(key, value))
+        output = call(pair(key, value)) if form == "glm45" else qwen3_call(qwen3_pair(key, value))
         with subtests.test(key=key, value=value):
-            assert read_however_cut(form, said, TOOLS) == ("", [("f", {key: expected})])
+            assert read_however_cut(form, output, TOOLS) == ("", [("f", {key: expected})])
 
 
 QWEN3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -179,15 +179,15 @@ QWEN3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]  # fmt: skip
 
 
-@each(("said", "text", "calls"), QWEN3_CALLS)
+@each(("output", "text", "calls"), QWEN3_CALLS)
 def test_calls_of_qwen3_coder(
-    said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+    output: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    assert read_however_cut("qwen3_coder", said, TOOLS) == (text, calls)
+    assert read_however_cut("qwen3_coder", output, TOOLS) == (text, calls)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "<tool_call>\n</tool_call>",
         '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
@@ -196,8 +196,8 @@ def test_calls_of_qwen3_coder(
         "<function=f>\n</function>",
     ],
 )
-def test_other_texts_of_qwen3_coder_stay_text(said: str) -> None:
-    assert read_however_cut("qwen3_coder", said, TOOLS) == (said, [])
+def test_other_texts_of_qwen3_coder_stay_text(output: str) -> None:
+    assert read_however_cut("qwen3_coder", output, TOOLS) == (output, [])
 
 
 CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -215,13 +215,13 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "text", "calls"), CALLS)
-def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
-    assert read_however_cut("glm45", said, TOOLS) == (text, calls)
+@pytest.mark.parametrize(("output", "text", "calls"), CALLS)
+def test_calls_and_texts(output: str, text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    assert read_however_cut("glm45", output, TOOLS) == (text, calls)
 
 
 @each(
-    "said",
+    "output",
     [
         "<tool_call>",
         "<tool_call></tool_call>",
@@ -233,25 +233,25 @@ def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, 
         "</tool_call></arg_value><arg_key>",
     ],
 )
-def test_other_texts_stay_text(said: str) -> None:
-    assert read_however_cut("glm45", said, TOOLS) == (said, [])
+def test_other_texts_stay_text(output: str) -> None:
+    assert read_however_cut("glm45", output, TOOLS) == (output, [])
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         call(pair("text", "a"), pair("text", "b")),
         call(pair("text", "a"), "<arg_key>x</arg_key>"),
         call(pair("text", "a"), "what"),
     ],
 )
-def test_a_call_that_has_begun_is_one(said: str) -> None:
-    assert read_however_cut("glm45", said, TOOLS) == ("", [("f", {"text": "a"})])
+def test_a_call_that_has_begun_is_one(output: str) -> None:
+    assert read_however_cut("glm45", output, TOOLS) == ("", [("f", {"text": "a"})])
 
 
 def test_a_call_that_is_cut_has_what_has_come() -> None:
-    said = call(pair("text", "a"), "<arg_key>x</arg_key>").removesuffix(END)
-    assert read_however_cut("glm45", said, TOOLS) == ("", [("f", '{"text": "a"')])
+    output = call(pair("text", "a"), "<arg_key>x</arg_key>").removesuffix(END)
+    assert read_however_cut("glm45", output, TOOLS) == ("", [("f", '{"text": "a"')])
 
 
 def test_texts_stream_and_arguments_come_complete() -> None:
@@ -265,7 +265,7 @@ def test_texts_stream_and_arguments_come_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         call(pair("list", '["' + "<" * 200_000)),
         call(pair("list", "[" * 200_000)),
@@ -274,16 +274,16 @@ def test_texts_stream_and_arguments_come_complete() -> None:
         "<tool_call>" * 20_000,
         call(" " * 200_000 + "x"),
     ],
-    ids=lambda said: said[20:60],
+    ids=lambda output: output[20:60],
 )
 @pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
-def test_hostile_calls_take_no_time(form: Name, said: str) -> None:
+def test_hostile_calls_take_no_time(form: Name, output: str) -> None:
     if form == "qwen3_coder":
-        said = said.replace("<tool_call>f", "<tool_call><function=f>")
-        said = said.replace("<arg_key>", "<parameter=").replace("</arg_key>\n<arg_value>", ">")
-        said = said.replace("</arg_value>", "</parameter>")
+        output = output.replace("<tool_call>f", "<tool_call><function=f>")
+        output = output.replace("<arg_key>", "<parameter=").replace("</arg_key>\n<arg_value>", ">")
+        output = output.replace("</arg_value>", "</parameter>")
     began = time.process_time()
-    read(form, [said], TOOLS)
+    read(form, [output], TOOLS)
     assert time.process_time() - began < 2
 
 
@@ -312,15 +312,15 @@ CHATGLM3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@each(("said", "text", "calls"), CHATGLM3_CALLS)
+@each(("output", "text", "calls"), CHATGLM3_CALLS)
 def test_calls_and_texts_of_chatglm3(
-    said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+    output: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (text, calls)
+    assert read_however_cut("chatglm3", output, CHATGLM3_TOOLS) == (text, calls)
 
 
 @each(
-    "said",
+    "output",
     [
         "",
         " get_weather",
@@ -338,11 +338,11 @@ def test_calls_and_texts_of_chatglm3(
         " get\n {}",
     ],
 )
-def test_other_texts_of_chatglm3_stay_text(said: str) -> None:
-    assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (said, [])
+def test_other_texts_of_chatglm3_stay_text(output: str) -> None:
+    assert read_however_cut("chatglm3", output, CHATGLM3_TOOLS) == (output, [])
     # The tag is not in the text: a turn that follows is no call either.
-    assert read_however_cut("chatglm3", f"x{TURN_TAG}{said}{TURN_TAG}\n y", CHATGLM3_TOOLS) == (
-        f"x{said}\n y",
+    assert read_however_cut("chatglm3", f"x{TURN_TAG}{output}{TURN_TAG}\n y", CHATGLM3_TOOLS) == (
+        f"x{output}\n y",
         [],
     )
 
@@ -401,7 +401,7 @@ def test_a_turn_before_is_as_the_model_writes_it() -> None:
 
 
 @each(
-    ("form", "said", "text", "calls"),
+    ("form", "output", "text", "calls"),
     [
         (
             "gemma4",
@@ -507,9 +507,9 @@ def test_a_turn_before_is_as_the_model_writes_it() -> None:
     ],
 )
 def test_calls_of_marked_families(
-    form: Name, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+    form: Name, output: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    assert read_however_cut(form, said, {"clock": {}}) == (text, calls)
+    assert read_however_cut(form, output, {"clock": {}}) == (text, calls)
 
 
 @each(
@@ -521,8 +521,8 @@ def test_calls_of_marked_families(
     ],
 )
 def test_a_mark_within_a_text_of_gemma4_ends_no_call(code: str) -> None:
-    said = f"<|tool_call>call:clock{{{code}}}<tool_call|>"
-    text, calls = read_however_cut("gemma4", f"{said}Well.{said}", {"clock": {}})
+    tool_call = f"<|tool_call>call:clock{{{code}}}<tool_call|>"
+    text, calls = read_however_cut("gemma4", f"{tool_call}Well.{tool_call}", {"clock": {}})
     assert text == "Well." and len(calls) == 2 and isinstance(calls[0][1], dict)
 
 

@@ -111,15 +111,15 @@ def says(text: str, tokenizer: Tokenizer) -> MockBackend:
     def logits(history: list[int], _: int) -> NDArray[np.float32]:
         scores = np.zeros(tokenizer.vocab_size, np.float32)
         begins = [at for at in range(len(history)) if history[at : at + len(head)] == head]
-        said = len(history) - (begins[0] + len(head) if begins else 0)
-        scores[script[min(said, len(script) - 1)]] = 50
+        position = len(history) - (begins[0] + len(head) if begins else 0)
+        scores[script[min(position, len(script) - 1)]] = 50
         return scores
 
     return MockBackend(logits, 4, 4096, 4)
 
 
 # What a model says, the text and the calls in it.
-SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+OUTPUTS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("hermes", "no <tool, sorry", "no <tool, sorry", []),
     (
         "hermes",
@@ -249,34 +249,34 @@ SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@each(("form", "said", "text", "calls"), SAID)
+@each(("form", "output", "text", "calls"), OUTPUTS)
 def test_calls_are_read_however_the_text_is_cut(
-    form: Any, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+    form: Any, output: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     tools = {"get_weather": WEATHER["function"]["parameters"], "clock": {}}
-    assert read_however_cut(form, said, tools) == (text, calls)
+    assert read_however_cut(form, output, tools) == (text, calls)
 
 
-@pytest.mark.parametrize(("form", "said", "text", "calls"), SAID)
+@pytest.mark.parametrize(("form", "output", "text", "calls"), OUTPUTS)
 def test_an_answer_and_its_stream(
-    start: Start, form: str, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+    start: Start, form: str, output: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     tokenizer = tokenizer_of(form)
-    client = start(says(said, tokenizer), tokenizer=tokenizer).client
+    client = start(says(output, tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(**ASKED, temperature=0)
     (choice,) = answer.choices
     assert choice.finish_reason == ("tool_calls" if calls else "stop")
     assert (choice.message.content or "") == text
-    calls_made = choice.message.tool_calls or []
-    assert [(one.function.name, json.loads(one.function.arguments)) for one in calls_made] == calls
-    assert len({one.id for one in calls_made}) == len(calls_made)
+    tool_calls = choice.message.tool_calls or []
+    assert [(one.function.name, json.loads(one.function.arguments)) for one in tool_calls] == calls
+    assert len({one.id for one in tool_calls}) == len(tool_calls)
     with client.chat.completions.stream(**ASKED, temperature=0) as stream:
         (streamed,) = stream.get_final_completion().choices
     assert streamed.finish_reason == choice.finish_reason
     assert (streamed.message.content or "") == text
     found = streamed.message.tool_calls or []
     assert [one.function.model_dump(include={"name", "arguments"}) for one in found] == [
-        one.function.model_dump(include={"name", "arguments"}) for one in calls_made
+        one.function.model_dump(include={"name", "arguments"}) for one in tool_calls
     ]
 
 
@@ -309,31 +309,33 @@ def test_a_call_is_forced_for_every_model(start: Start, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "output"),
     [
         ("hermes", '<tool_call>\n{"name": "heat", "arguments": {"to": NUMBER}}\n</tool_call>'),
         ("gemma", "<start_function_call>call:heat{to:NUMBER}<end_function_call>"),
         ("qwen3_coder", qwen3_call(qwen3_pair("to", "NUMBER"), name="heat")),
     ],
 )
-def test_a_forced_call_of_no_usable_number_is_an_error(start: Start, form: str, said: str) -> None:
+def test_a_forced_call_of_no_usable_number_is_an_error(
+    start: Start, form: str, output: str
+) -> None:
     """JSON lets a number be beyond all floats, of which most of its readers make infinity."""
     heats = {"type": "object", "properties": {"to": {"type": "number"}}, "required": ["to"]}
     tool = {"type": "function", "function": {"name": "heat", "parameters": heats}}
     asked = {**ASKED, "tools": [tool], "temperature": 0, "tool_choice": "required"}
     asked |= {"parallel_tool_calls": False}
     tokenizer = tokenizer_of(form)
-    client = start(says(said.replace("NUMBER", "1e9"), tokenizer), tokenizer=tokenizer).client
+    client = start(says(output.replace("NUMBER", "1e9"), tokenizer), tokenizer=tokenizer).client
     (choice,) = client.chat.completions.create(**asked).choices
     assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
         {"to": 1e9}
     ]
-    client = start(says(said.replace("NUMBER", "1e999"), tokenizer), tokenizer=tokenizer).client
+    client = start(says(output.replace("NUMBER", "1e999"), tokenizer), tokenizer=tokenizer).client
     with pytest.raises(openai.InternalServerError, match="a number beyond all floats"):
         client.chat.completions.create(**asked)
     with pytest.raises(openai.APIError, match="a number beyond all floats"):
         list(client.chat.completions.create(**asked, stream=True))
-    (cut,) = client.chat.completions.create(**asked, max_tokens=len(said) - 9).choices
+    (cut,) = client.chat.completions.create(**asked, max_tokens=len(output) - 9).choices
     assert cut.finish_reason == "length"
 
 
@@ -353,20 +355,20 @@ def test_an_answer_is_calls_or_else_structured(start: Start, form: str) -> None:
     (choice,) = client.chat.completions.create(**asked).choices
     assert choice.message.tool_calls and not choice.message.content
     del asked["tool_choice"]
-    for one, said, _, calls in SAID:
+    for one, output, _, calls in OUTPUTS:
         if one == form and calls == [("get_weather", {"city": "Oslo", "days": 3})]:
-            client = start(says(said, tokenizer), tokenizer=tokenizer).client
+            client = start(says(output, tokenizer), tokenizer=tokenizer).client
             (choice,) = client.chat.completions.create(**asked).choices
             assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
 
 
 def test_none_is_no_tools_and_one_call_is_one(start: Start) -> None:
-    said = SAID[1][1]
+    output = OUTPUTS[1][1]
     tokenizer = tokenizer_of("hermes")
-    client = start(says(said, tokenizer), tokenizer=tokenizer).client
+    client = start(says(output, tokenizer), tokenizer=tokenizer).client
     asked = {**ASKED, "temperature": 0}
     answer = client.chat.completions.create(**asked, tool_choice="none")
-    assert answer.choices[0].message.content == said and answer.usage.prompt_tokens == 20
+    assert answer.choices[0].message.content == output and answer.usage.prompt_tokens == 20
     answer = client.chat.completions.create(**asked, parallel_tool_calls=False)
     assert [one.function.name for one in answer.choices[0].message.tool_calls] == ["get_weather"]
 

@@ -33,8 +33,8 @@ def read(form: Name, pieces: Iterable[str], tools: Tools) -> Read:
         elif isinstance(part, More):
             name, arguments = calls[-1]
             calls[-1] = name, arguments + part.text
-    said = "".join(part for part in parts if isinstance(part, str))
-    return said, [(name, loaded(arguments)) for name, arguments in calls]
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, [(name, loaded(arguments)) for name, arguments in calls]
 
 
 def loaded(arguments: str) -> Any:
@@ -45,12 +45,12 @@ def loaded(arguments: str) -> Any:
         return arguments
 
 
-def read_however_cut(form: Name, said: str, tools: Tools) -> Read:
+def read_however_cut(form: Name, output: str, tools: Tools) -> Read:
     """The same, however the answer is cut."""
-    found = read(form, [said], tools)
-    assert read(form, said, tools) == found
-    for place in range(len(said)):
-        assert read(form, [said[:place], said[place:]], tools) == found
+    found = read(form, [output], tools)
+    assert read(form, output, tools) == found
+    for place in range(len(output)):
+        assert read(form, [output[:place], output[place:]], tools) == found
     return found
 
 
