@@ -18,9 +18,9 @@ __path__ = [*PathFinder.find_spec("mindspore", sys.path).submodule_search_locati
 
 
 def module(name, path=(), **attributes):
-    made = sys.modules[f"mindspore.{name}"] = ModuleType(f"mindspore.{name}")
-    made.__path__ = list(path)
-    made.__dict__.update(attributes)
+    stub = sys.modules[f"mindspore.{name}"] = ModuleType(f"mindspore.{name}")
+    stub.__path__ = list(path)
+    stub.__dict__.update(attributes)
 
 
 class RSCPluginHandle:

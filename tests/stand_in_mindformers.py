@@ -26,13 +26,13 @@ def act(where):
 
 
 def module(name, **attributes):
-    made = types.ModuleType(name)
-    made.__dict__.update(attributes)
-    sys.modules[name] = made
+    stub = types.ModuleType(name)
+    stub.__dict__.update(attributes)
+    sys.modules[name] = stub
     parent, _, last = name.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], last, made)
-    return made
+        setattr(sys.modules[parent], last, stub)
+    return stub
 
 
 class Array(np.ndarray):
@@ -139,16 +139,16 @@ def transform_and_load_checkpoint(config, model, network, dataset, do_predict):
     act("transform")
     names = ("MS_", "RANK", "DEVICE", "ASCEND", "HCCL")
     found = {{name: value for name, value in os.environ.items() if name.startswith(names)}}
-    told = {{"environ": found, "auto_trans_ckpt": config.auto_trans_ckpt, "cwd": os.getcwd()}}
+    report = {{"environ": found, "auto_trans_ckpt": config.auto_trans_ckpt, "cwd": os.getcwd()}}
     assert do_predict and network.parallel is config.parallel_config and model == (network,)
     assert os.path.isfile(config.load_checkpoint)
-    json.dump(told, open("told-" + os.environ["RANK_ID"], "w"))
+    json.dump(report, open("report-" + os.environ["RANK_ID"], "w"))
 
 
 def build_model(model, default_args=None):
-    made = Model(model["model_config"])
-    made.parallel = default_args and default_args["parallel_config"]
-    return made
+    network = Model(model["model_config"])
+    network.parallel = default_args and default_args["parallel_config"]
+    return network
 
 
 act("start")

@@ -32,7 +32,7 @@ from tests.paths import ROOT
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 OPTIONS = {"max_new_tokens": 8, "do_sample": True, "top_k": 5, "seed": 3}
-TOLD = {"max_new_tokens": 4, "logprobs": 2, "prompt_logprobs": 0, "return_dict_in_generate": True}
+SCORED = {"max_new_tokens": 4, "logprobs": 2, "prompt_logprobs": 0, "return_dict_in_generate": True}
 # As generate_custom.py of the documents: every rank runs it, and gets the whole result.
 SCRIPT = f"""
 import json, os, sys
@@ -73,7 +73,7 @@ for number, parts in enumerate(sys.argv[3:] or [""]):  # without LoRA, then with
     outputs = [
         network.generate({PROMPTS!r}, **{OPTIONS!r}),
         network.generate([[5, 6, 7]], max_new_tokens=9),
-        network.generate({PROMPTS!r}, **{TOLD!r}),
+        network.generate({PROMPTS!r}, **{SCORED!r}),
     ]
     with open(f"{{['', 'lora_'][number]}}rank_{{rank_id}}.json", "w") as file:
         json.dump([rank_id, device_num, outputs], file)
@@ -216,21 +216,21 @@ def test_every_rank_is_given_what_one_process_makes(
     }
     model = AutoModel.from_pretrained("tiny_llama", **loaded[name])
     expected = [model.generate(PROMPTS, **OPTIONS), model.generate([[5, 6, 7]], max_new_tokens=9)]
-    told = model.generate(PROMPTS, **TOLD)
+    details = model.generate(PROMPTS, **SCORED)
     model.close()
     for rank in range(2):
         file = folder / f"{'lora_' if name == 'lora' else ''}rank_{rank}.json"
         found: list[Any] = json.loads(file.read_text())
-        found_told = found[2].pop()
+        found_details = found[2].pop()
         assert found == [rank, 2, expected]
-        assert found_told["sequences"] == told["sequences"]
+        assert found_details["sequences"] == details["sequences"]
         for key in ("logprobs", "prompt_logprobs"):
-            assert numbers(found_told[key]) == pytest.approx(numbers(told[key]), abs=1e-4)
+            assert numbers(found_details[key]) == pytest.approx(numbers(details[key]), abs=1e-4)
 
 
-def numbers(told: list[list[dict[str, Any] | None]]) -> list[float]:
+def numbers(rows: list[list[dict[str, Any] | None]]) -> list[float]:
     """All that log-probabilities say, in a row."""
-    every = [one for row in told for one in row if one is not None]
+    every = [one for row in rows for one in row if one is not None]
     return [
         value for one in every for value in (one["token"], one["logprob"], *np.ravel(one["top"]))
     ]

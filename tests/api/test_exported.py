@@ -1,4 +1,4 @@
-"""The models of exported graphs, told by the files beside them."""
+"""The models of exported graphs, recognized by the files beside them."""
 
 from __future__ import annotations
 
@@ -77,31 +77,31 @@ def test_graphs_from_elsewhere_say_what_ours_do(
     tokenizer = AutoTokenizer.from_pretrained("tiny_bloom")
     paths = tuple(map(str, files_of(Path("x")).values()))
 
-    def said(model: str | tuple[str, ...], **settings: Any) -> list[dict[str, list[str]]]:
+    def output_of(model: str | tuple[str, ...], **settings: Any) -> list[dict[str, list[str]]]:
         generate = pipeline(
             "text_generation", model, tokenizer=tokenizer, backend="mslite", **settings
         )
         return generate("I love Beijing", max_length=40)
 
-    ours = said("x")
+    ours = output_of("x")
     assert len(ours[0]["text_generation_text"][0]) > len("I love Beijing")
-    assert said(paths) == ours
+    assert output_of(paths) == ours
     by_paths = pipeline("text_generation", paths, tokenizer=tokenizer)
     assert by_paths("I love Beijing", max_length=40) == ours
     Path("x/manifest.json").unlink()
-    assert said("x") == ours
-    assert said(paths, model_name="tiny_bloom") == ours
+    assert output_of("x") == ours
+    assert output_of(paths, model_name="tiny_bloom") == ours
     Path("x/tiny_bloom.yaml").unlink()
-    assert said(paths, model_name="tiny_bloom") == ours
+    assert output_of(paths, model_name="tiny_bloom") == ours
     # A family: its sizes are those of the graphs, which are asked for by the other name here.
     other = tuple(path.replace("_graph.mindir", "") for path in paths)
-    assert said(other, model_name="bloom") == ours
-    told = exported_config(InferConfig(*paths, model_name="bloom")).run_config().model_config()
+    assert output_of(other, model_name="bloom") == ours
+    config = exported_config(InferConfig(*paths, model_name="bloom")).run_config().model_config()
     for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
         wanted = AutoConfig.from_pretrained("tiny_bloom").run_config().model_config()
-        assert getattr(told, name) == getattr(wanted, name)
+        assert getattr(config, name) == getattr(wanted, name)
     with pytest.raises(ArtifactError, match="which is a llama"):
-        said(paths, model_name="tiny_llama")
+        output_of(paths, model_name="tiny_llama")
 
 
 @pytest.mark.usefixtures("shallow", "unverified")
@@ -115,7 +115,7 @@ def test_the_infer_section_of_a_named_models_yaml(
     section = {"infer": {**files_of(Path("x")), "infer_seq_length": 48, "model_type": "mindir"}}
     tokenizer = AutoTokenizer.from_pretrained("tiny_bloom")
 
-    def said(model: str | tuple[str, ...], **settings: Any) -> tuple[str, str]:
+    def graph_and_text(model: str | tuple[str, ...], **settings: Any) -> tuple[str, str]:
         """The graph that is run, and its text."""
         generate = pipeline(
             "text_generation", model, tokenizer=tokenizer, backend="mslite", **settings
@@ -123,22 +123,22 @@ def test_the_infer_section_of_a_named_models_yaml(
         (text,) = generate("I love Beijing", max_length=40)[0]["text_generation_text"]
         return generate.model.config.run_config().infer.prefill_model_path, text
 
-    expected = said(tuple(files_of(Path("x")).values()), model_name="tiny_bloom")
+    expected = graph_and_text(tuple(files_of(Path("x")).values()), model_name="tiny_bloom")
     yaml_file = tmp_path / "configs" / "bloom" / "run_tiny_bloom.yaml"
     yaml_file.parent.mkdir(parents=True)
     yaml_file.write_text(yaml.safe_dump(section))
     capsys.readouterr()
-    assert said("tiny_bloom", ge_config_path="") == expected
+    assert graph_and_text("tiny_bloom", ge_config_path="") == expected
     assert "infer: taken from configs/bloom/run_tiny_bloom.yaml" in capsys.readouterr().err
     yaml_file.unlink()
-    assert said("tiny_bloom", infer_seq_length=48)[0] == ""  # its own weights
+    assert graph_and_text("tiny_bloom", infer_seq_length=48)[0] == ""  # its own weights
 
     conf = tmp_path / "conf"
     shutil.copytree(groups.conf_dir(), conf)
     with (conf / "model/tiny_bloom.yaml").open("a") as file:
         file.write(yaml.safe_dump(section))
     monkeypatch.setattr(groups, "conf_dir", lambda: conf)
-    assert said("tiny_bloom") == expected
+    assert graph_and_text("tiny_bloom") == expected
     capsys.readouterr()
     line = ["model=tiny_bloom", "predict_data=I love Beijing", "max_length=40", "verbosity=0"]
     assert main([*line, "backend=mslite"]) == 0

@@ -81,7 +81,7 @@ def test_the_documents_scripts(tmp_path: Path) -> None:
 
 
 def test_a_blacklist_names_modules_that_stay_floats() -> None:
-    def made(model: Any) -> Any:
+    def tokens_of(model: Any) -> Any:
         return model.generate([1, 2, 3, 4], max_new_tokens=8, do_sample=False)
 
     model = AutoModel.from_pretrained("tiny_llama")
@@ -89,9 +89,9 @@ def test_a_blacklist_names_modules_that_stay_floats() -> None:
     RoundToNearest(PTQConfig(opname_blacklist=names)).convert(model)
     expected = AutoModel.from_pretrained("tiny_llama", quant="a16w8", modules_to_not_convert=names)
     assert list(model.config.modules_to_not_convert) == names
-    assert made(model) == made(expected)
+    assert tokens_of(model) == tokens_of(expected)
     RoundToNearest(PTQConfig()).convert(model)  # of another list, none is left
-    assert made(model) == made(AutoModel.from_pretrained("tiny_llama", quant="a16w8"))
+    assert tokens_of(model) == tokens_of(AutoModel.from_pretrained("tiny_llama", quant="a16w8"))
 
 
 def test_types() -> None:

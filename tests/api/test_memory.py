@@ -29,25 +29,25 @@ loads = []
 engine = lite_runner.api.loaded_model
 opened = engine.open_backend
 engine.open_backend = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
-model, prompt, said, texts = make(), [5, 6, 7], {}, []
+model, prompt, found, texts = make(), [5, 6, 7], {}, []
 
 def run(prompts, tokens):
     texts.append(model.generate([prompt] * prompts, max_new_tokens=tokens, eos_token_id=[])[0])
 
 run(1, 3)
-said["first"] = resident()
+found["first"] = resident()
 model.generate([prompt * 100] * 4, max_new_tokens=3, eos_token_id=[])
 run(4, 3)
-said["grown"], said["loads"] = resident(), len(loads)
+found["grown"], found["loads"] = resident(), len(loads)
 model.close()
-said["closed"] = resident()
+found["closed"] = resident()
 run(1, 3)
-said["again"] = resident()
+found["again"] = resident()
 del model
 gc.collect()
-said["deleted"] = resident()
-said["same"] = all(text[:6] == texts[0] for text in texts)
-print(json.dumps(said))
+found["deleted"] = resident()
+found["same"] = all(text[:6] == texts[0] for text in texts)
+print(json.dumps(found))
 """
 WEIGHTS = 117.0  # MB
 

@@ -195,9 +195,9 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
     assert tokenizer.get_vocab()["a"] == 97
     with pytest.raises(ConfigError, match="got the id 5000"):
         tokenizer.convert_ids_to_tokens(5000)
-    paths = tokenizer.save_pretrained(tmp_path / "made")
+    paths = tokenizer.save_pretrained(tmp_path / "saved")
     assert [Path(path).name for path in paths] == ["tokenizer.json", "tokenizer_config.json"]
-    assert AutoTokenizer.from_pretrained(tmp_path / "made")("é") == tokenizer("é")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("é") == tokenizer("é")
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ OPERATORS = {
 }
 
 
-def said(signature: inspect.Signature) -> str:
+def parameters_of(signature: inspect.Signature) -> str:
     """Names and defaults of all but `self`, as OPERATORS writes them."""
     shown = []
     for one in list(signature.parameters.values())[1:]:
@@ -256,8 +256,8 @@ def test_the_installed_mindspore_says_so(subtests: pytest.Subtests) -> None:
 
 def check_installed(name: str, operator: Operator) -> None:
     installed = getattr(gen_ops_prim, name)
-    assert said(inspect.signature(installed.__call__)) == operator.inputs
-    assert said(inspect.signature(installed.__init__)) == operator.attributes
+    assert parameters_of(inspect.signature(installed.__call__)) == operator.inputs
+    assert parameters_of(inspect.signature(installed.__init__)) == operator.attributes
     names = [one.partition("=")[0] for one in (operator.inputs + " " + operator.attributes).split()]
     assert {place: names[place] for place in operator.read} == operator.read
     assert any(in_library(f"lib/plugin/{library}", name) for library in KERNELS)

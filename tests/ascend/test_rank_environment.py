@@ -271,7 +271,7 @@ def test_the_launch_takes_the_table(
 
 
 def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
-    """run_dist_gen.sh, whose ranks are a plain msrun's; here the machine is told by a stand-in."""
+    """run_dist_gen.sh, whose ranks are a plain msrun's; here a stand-in shows the machine."""
     devices = tmp_path / "sitecustomize.py"
     devices.write_text(
         "import glob\nreal = glob.glob\n"

@@ -48,7 +48,7 @@ FORMS = (
     Form("two_addresses_each", f"{HCCL}: split at commas", ((0, 1),)),
 )
 
-# The start of what is said of each that is another format.
+# The start of the error for each that is another format.
 REFUSED = {
     "refused_initializing": (f"{OPERATOR}/common.go, NewBaseGenerator", "status: initializing, so"),
     "refused_controller_start": ("MindX DL, hccl-controller", "status: initializing, so"),

@@ -37,7 +37,7 @@ def line(name: str, xs: Sequence[float | str]) -> Line:
 
 
 @pytest.fixture
-def told(
+def grid(
     settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
@@ -50,8 +50,8 @@ def told(
     return report(*cells, Cell(settings=settings(batch=16), error="no memory"))
 
 
-def test_axes_have_titles_with_units_and_ticks_are_the_data(told: Report) -> None:
-    drawn = texts(figures_chart(told, "tiny_llama"))
+def test_axes_have_titles_with_units_and_ticks_are_the_data(grid: Report) -> None:
+    drawn = texts(figures_chart(grid, "tiny_llama"))
     assert drawn.count("batch, rows") == 6
     for key in ("prefill_tok_s", "decode_tok_s", "peak_mib", "first_token_ms", "token_ms_p99"):
         assert f"{FIGURES[key].name}, {FIGURES[key].unit}" in drawn
@@ -59,8 +59,8 @@ def test_axes_have_titles_with_units_and_ticks_are_the_data(told: Report) -> Non
     assert drawn.count("quant a16w8") == drawn.count("quant a16w4") == 1  # in the legend
 
 
-def test_the_same_figures_are_the_same_files(told: Report) -> None:
-    first, second = figures_chart(told, "tiny_llama"), figures_chart(told, "tiny_llama")
+def test_the_same_figures_are_the_same_files(grid: Report) -> None:
+    first, second = figures_chart(grid, "tiny_llama"), figures_chart(grid, "tiny_llama")
     assert first == second
     assert b"<dc:date>" not in first.svg and b"matplotlib" not in first.png.lower()
 
@@ -117,18 +117,18 @@ def test_a_line_that_stands_in_few_panels_keeps_its_color() -> None:
     assert uses > only_there.svg.count(COLORS[0].lower().encode()) > 0
 
 
-def test_ratios_are_drawn_of_cells_that_have_a_counterpart(told: Report, tmp_path: Path) -> None:
-    assert ratios_chart(told, "tiny_llama") is None
-    former = Former(tmp_path / "former" / "result.json", "tiny", told)
-    comparison = compared(told.cells[1:], former)
-    drawing = ratios_chart(replace(told, cells=told.cells[1:], comparison=comparison), "tiny_llama")
+def test_ratios_are_drawn_of_cells_that_have_a_counterpart(grid: Report, tmp_path: Path) -> None:
+    assert ratios_chart(grid, "tiny_llama") is None
+    former = Former(tmp_path / "former" / "result.json", "tiny", grid)
+    comparison = compared(grid.cells[1:], former)
+    drawing = ratios_chart(replace(grid, cells=grid.cells[1:], comparison=comparison), "tiny_llama")
     assert drawing is not None
     drawn = texts(drawing)
     assert "tiny_llama: ratios to tiny in former" in drawn
     assert "quant a16w4, batch 1" in drawn and "quant a16w8, batch 1" not in drawn
     assert drawn.count("ratio to the former run") == 2
     none = replace(comparison, ratios=(None,) * 4)
-    assert ratios_chart(replace(told, cells=told.cells[1:], comparison=none), "x") is None
+    assert ratios_chart(replace(grid, cells=grid.cells[1:], comparison=none), "x") is None
 
 
 def test_a_missing_matplotlib_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from lite_runner.errors import EnvironmentFault
 from tests.paths import ROOT
 
 PATIENCE_S = 20.0
-# Another rank: text what it is told to, waits for a line, and is gone without closing anything.
+# Another rank: writes its text, waits for a line, and is gone without closing anything.
 OTHER = """
 import os, sys
 from lite_runner.distributed.join import RankLock

@@ -138,7 +138,7 @@ class Run:
         )
         self.requests: dict[int, Request] = {}  # by the scheduler's number
         self.cancelled: set[tuple[int, int]] = set()  # sequences, by number and index
-        self.tokens: dict[tuple[int, int], list[int]] = {}  # told of, without eos
+        self.tokens: dict[tuple[int, int], list[int]] = {}  # reported, without eos
         self.completions: dict[tuple[int, int], Completion] = {}
         self.errors: dict[tuple[int, int], Exception | None] = {}
         self.computed: Counter[tuple[int, int]] = Counter()  # tokens of prompts, by request, part

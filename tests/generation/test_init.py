@@ -401,7 +401,7 @@ def test_a_hook_that_raises_leaves_an_idle_scheduler(
 
 
 def test_a_stop_at_the_last_token_is_a_stop(backend: Backends) -> None:
-    """Though the sequence is over anyway; and each is told of once, as it is."""
+    """Though the sequence is over anyway; and each is reported once, as it is."""
     finished: list[Any] = []
     config = GenerationConfig(max_new_tokens=2)
     result = generated(

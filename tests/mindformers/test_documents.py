@@ -284,7 +284,7 @@ def command(place: str) -> list[str]:
     return words
 
 
-def told(folder: Path, place: str, error: str = "") -> str:
+def output_of(folder: Path, place: str, error: str = "") -> str:
     """The output of a snippet that ended as expected."""
     script = folder / f"{place.replace(':', '_')}.py"
     assert Path(f"{script}.err").read_text(encoding="utf-8") == error
@@ -373,25 +373,25 @@ def ran(folder: Path, runner: Runner, exported: list[Path]) -> Path:
 
 @pytest.mark.parametrize("place", EXPECTED)
 def test_it_says_what_the_api_says(ran: Path, place: str) -> None:
-    assert told(ran, place) == EXPECTED[place](ran)
+    assert output_of(ran, place) == EXPECTED[place](ran)
 
 
 def test_a_script_that_samples_prints_what_it_drew(ran: Path) -> None:
-    given, made, text = told(ran, "001:107").split("\n", 2)
-    drawn = ast.literal_eval(made)
+    given, tokens, text = output_of(ran, "001:107").split("\n", 2)
+    drawn = ast.literal_eval(tokens)
     assert ast.literal_eval(given) == list(BEIJING[0].encode()) == drawn[: len(BEIJING[0])]
     assert len(BEIJING[0]) < len(drawn) <= len(BEIJING[0]) + 128
     assert text == AutoTokenizer.from_pretrained("tiny_llama").decode(drawn) + "\n"
 
 
 def test_a_trainer_exports(ran: Path) -> None:
-    assert told(ran, "000:135") == ""
+    assert output_of(ran, "000:135") == ""
     manifest = read_manifest(ran / "outputs/llama2_7b_mindir")
     assert (manifest.model.num_layers, manifest.model.hidden_size) == (2, 32)
 
 
 def test_a_chat_asks_when_its_questions_are_answered(ran: Path) -> None:
-    out = told(ran, "004:465", "EOFError: EOF when reading a line")
+    out = output_of(ran, "004:465", "EOFError: EOF when reading a line")
     config = BloomConfig(**SMALL_BLOOM, checkpoint_name_or_path=str(ran / BLOOM_CKPT))
     config.seq_length = 256
     model = BloomLMHeadModel(config)
@@ -401,23 +401,23 @@ def test_a_chat_asks_when_its_questions_are_answered(ran: Path) -> None:
 
 
 def test_a_script_with_flags_prints_its_config_and_its_texts(ran: Path) -> None:
-    out = told(ran, "004:556").splitlines()
+    out = output_of(ran, "004:556").splitlines()
     assert out[0].startswith("config is: ") and "num_layers: 2" in out
     assert "\n".join(out).endswith(lines(pipeline("text_generation", "tiny_bloom")(SKY))[:-1])
 
 
 def test_an_exported_pair_is_asked(runner: Runner, exported: list[Path]) -> None:
     out = runner(*command("000:213"), stdin="I love Beijing,because\nexit\n")
-    made = expected_000_246(exported[0])
-    assert made.removeprefix("[{'text_generation_text': ")[:40] in out
+    expected = expected_000_246(exported[0])
+    assert expected.removeprefix("[{'text_generation_text': ")[:40] in out
 
 
 def test_a_yaml_of_run_mindformer_predicts(runner: Runner, folder: Path) -> None:
     out = runner(*command("002:76"))
     model = AutoModel.from_pretrained("tiny_llama", checkpoint_name_or_path=folder / LLAMA_CKPT)
-    made = entries(texts(model, BEIJING[:1]))
-    assert out == lines(made)
-    assert (folder / "text_generation_result.txt").read_text("utf-8") == str(made)
+    results = entries(texts(model, BEIJING[:1]))
+    assert out == lines(results)
+    assert (folder / "text_generation_result.txt").read_text("utf-8") == str(results)
 
 
 def test_a_loop_over_ranks_chats(folder: Path) -> None:

@@ -111,9 +111,9 @@ def test_a_script_for_ascend_runs_on_the_cpu_on_request(run: Run, tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
     lines = ON_ASCEND.splitlines()
     (tmp_path / "script.py").write_text("\n".join([*lines[:4], *lines[7:]]))
-    told = run("-m", "lite_runner.mindformers", script)
-    assert told.returncode == 1 and "shows no Ascend device" in told.stderr
-    assert "-> python -m lite_runner.mindformers --device_target CPU SCRIPT.py" in told.stderr
+    done = run("-m", "lite_runner.mindformers", script)
+    assert done.returncode == 1 and "shows no Ascend device" in done.stderr
+    assert "-> python -m lite_runner.mindformers --device_target CPU SCRIPT.py" in done.stderr
 
 
 def test_the_scripts_of_mindformers_are_ours_where_there_are_none(run: Run, tmp_path: Path) -> None:

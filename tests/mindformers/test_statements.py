@@ -67,18 +67,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, st
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(jobs.with_suffix(".out.json").read_text())
-    return {int(number): (code, said) for number, (code, said) in found.items()}
+    return {int(number): (code, output) for number, (code, output) in found.items()}
 
 
 def test_outcomes_of_statements(results: dict[int, tuple[int, str]]) -> None:
     wrong = []
     for number, one in TYPED.items():
-        code, said = results[number]
-        said_so = one.get("says", "") in said
+        code, output = results[number]
+        matches = one.get("says", "") in output
         if one["outcome"] == "F" and code == 0:
             wrong.append(f"{number} {one['what']}: works now: outcome: W")
-        elif not said_so or (one["outcome"] != "F" and code != one.get("exit", 0)):
-            wrong.append(f"{number} {one['what']}: exit code {code}\n{said[-1500:]}")
-        elif "Traceback" in said and "SystemExit" not in said and "type" in one:
-            wrong.append(f"{number} {one['what']}: a traceback\n{said[-1500:]}")
+        elif not matches or (one["outcome"] != "F" and code != one.get("exit", 0)):
+            wrong.append(f"{number} {one['what']}: exit code {code}\n{output[-1500:]}")
+        elif "Traceback" in output and "SystemExit" not in output and "type" in one:
+            wrong.append(f"{number} {one['what']}: a traceback\n{output[-1500:]}")
     assert not wrong, "\n".join(wrong)

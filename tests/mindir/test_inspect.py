@@ -145,10 +145,10 @@ def test_names_of_the_inputs(exported: Callable[..., Export], tmp_path: Path) ->
             for tensor in model.graph.input:
                 tensor.name = rename(tensor.name.rpartition(":")[2])
 
-        made = {}
+        copies = {}
         for name, path in paths(one).items():
-            made[name] = changed(path, tmp_path / path.name, change)
-        return made
+            copies[name] = changed(path, tmp_path / path.name, change)
+        return copies
 
     for rename in ("7_8.network.{}".format, "x{}".format):
         manifest = foreign_manifest(pair(rename), one[0], "tiny")
@@ -173,10 +173,10 @@ def test_tensors_in_mindformers_names(exported: Callable[..., Export], tmp_path:
             tensor.name = "1_2:backbone.model.layers.1.attention.wk.weight"
             tensor.dims.extend(shape)
 
-        made = {}
+        copies = {}
         for name, path in paths(one).items():
-            made[name] = changed(path, tmp_path / path.name, change)
-        return made
+            copies[name] = changed(path, tmp_path / path.name, change)
+        return copies
 
     model = one[0]
     right = (model.n_kv_heads * model.head_dim, model.hidden_size)

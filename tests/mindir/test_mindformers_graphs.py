@@ -71,10 +71,10 @@ def test_a_pair(graphs: Graphs, family: str, kind: str) -> None:
     names = ["input_ids", "current_index", "init_reset", "valid_length"]
     assert [spec.name for spec in inputs] == names
     assert inputs[3].shape == ((1, 1) if family == "gpt2" else (1,))
-    told = sizes_in_graphs(family, [prefill, increment])
-    if "expand_ratio" in told:
-        assert told.pop("expand_ratio") * model.hidden_size == model.intermediate_size
-    assert told == {name: getattr(model, name) for name in told} and len(told) >= 4
+    sizes = sizes_in_graphs(family, [prefill, increment])
+    if "expand_ratio" in sizes:
+        assert sizes.pop("expand_ratio") * model.hidden_size == model.intermediate_size
+    assert sizes == {name: getattr(model, name) for name in sizes} and len(sizes) >= 4
 
 
 def test_a_pair_of_another_family(graphs: Graphs) -> None:
@@ -85,8 +85,8 @@ def test_a_pair_of_another_family(graphs: Graphs) -> None:
 
 def test_a_graph_without_a_cache_runs_in_lite(graphs: Graphs, lite_python: Path) -> None:
     (path,) = graphs("bloom", "no_cache_prefill")
-    told = sizes_in_graphs("bloom", [path])
-    assert (told["num_heads"], told["num_layers"], told["expand_ratio"]) == (2, 2, 4)
+    sizes = sizes_in_graphs("bloom", [path])
+    assert (sizes["num_heads"], sizes["num_layers"], sizes["expand_ratio"]) == (2, 2, 4)
     manifest = foreign_manifest({"model": path}, MODELS["bloom"], "x")
     assert (manifest.layout, manifest.sampled) == ("no_cache", False)
     options = EngineOptions(choose_engine("no_cache", None, "CPU"), threads=2)

@@ -251,8 +251,8 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
     for kind in test_blocks.KINDS:
         size = UNITS[Format[kind]][0]
         for inputs in (size, 512 if size == 256 else 288):
-            weights[f"{kind} {inputs}"] = test_blocks.made(kind, 70, inputs, rng)
-    several = [test_blocks.made(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
+            weights[f"{kind} {inputs}"] = test_blocks.random_matrix(kind, 70, inputs, rng)
+    several = [test_blocks.random_matrix(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
     weights["stacked"] = matrices.stacked(several)
     for kind, inputs, group in (
         *(("int8", 96, 0), ("int8", 40, 0), ("int8 in groups", 384, 128)),
@@ -261,8 +261,8 @@ def test_tiles_give_the_bits_of_vectors(emulator: ctypes.CDLL, library: Path) ->
         *(("int4 from 8, 16 bits", 256, 0), ("int4 in groups, ordered, 16 bits", 384, 128)),
         *(("int4 in groups from zeros, 16 bits", 288, 32), ("int8 in groups", 320, 64)),
     ):
-        made = test_linear.made(kind.removesuffix(", 16 bits"), 70, inputs, group, rng)
-        weights[f"{kind} {inputs}"] = made.weight
+        matrix = test_linear.random_matrix(kind.removesuffix(", 16 bits"), 70, inputs, group, rng)
+        weights[f"{kind} {inputs}"] = matrix.weight
     for name, weight in weights.items():
         block = matrices.matrix(weight, rounded_input="16 bits" not in name).block()
         out, inputs = (96, 512) if name == "stacked" else (70, int(name.split()[-1]))
@@ -304,7 +304,7 @@ def test_tiles_of_bfloat16(emulator: ctypes.CDLL, library: Path) -> None:
     own = state(library, emulated=False)
     assert state(library, emulated=True) == "used" and operators.choose("amx")
     for inputs in (8, 64, 300, 777):
-        weight = test_linear.made("bfloat16", 70, inputs, 0, rng).weight
+        weight = test_linear.random_matrix("bfloat16", 70, inputs, 0, rng).weight
         assert isinstance(weight, np.ndarray)
         block = matrices.matrix(weight, rounded_input=True).block()
         x = rng.standard_normal((53, inputs), np.float32)

@@ -30,7 +30,7 @@ UNIT = 2.0**-24
 FEWER_BITS = {"Q6_K": 16383, "IQ4_XS": 16383}  # else 32512
 
 
-def made(kind: str, rows: int, inputs: int, rng: np.random.Generator) -> BlockMatrix:
+def random_matrix(kind: str, rows: int, inputs: int, rng: np.random.Generator) -> BlockMatrix:
     """Any bytes, with scales of any sign that are finite."""
     size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     data = rng.integers(0, 256, (rows * inputs // size, nbytes), np.uint8)
@@ -56,7 +56,7 @@ def rounded(x: NDArray[np.float32], kind: str, *, eight: bool = False) -> NDArra
 def test_values_are_the_librarys_to_the_bit(operators: Any) -> None:
     rng = np.random.default_rng(0)
     for kind, (rows, inputs) in itertools.product(KINDS, ((33, 512), (64, 256))):
-        matrix = made(kind, rows, inputs, rng)
+        matrix = random_matrix(kind, rows, inputs, rng)
         table = matrices.matrix(matrix)
         block = packing.embedding(table, None, None, None, hidden=inputs).block()
         step = step_words(rows, np.zeros(rows), np.zeros(rows), np.arange(rows))
@@ -66,7 +66,7 @@ def test_values_are_the_librarys_to_the_bit(operators: Any) -> None:
 
 def test_memory_is_that_of_the_file() -> None:
     for kind in KINDS:
-        matrix = made(kind, 320, 1024, np.random.default_rng(1))
+        matrix = random_matrix(kind, 320, 1024, np.random.default_rng(1))
         nbytes = matrices.matrix(matrix).block().nbytes
         assert matrix.nbytes <= nbytes < 1.05 * matrix.nbytes + 256, kind
 
@@ -85,7 +85,7 @@ def test_products(operators: Any, kind: str) -> None:
     )
     def check(rows: int, out: int, units: int, seed: int, bias: bool, eight: bool) -> None:
         rng, inputs = np.random.default_rng(seed), size * units
-        matrix = made(kind, out, inputs, rng)
+        matrix = random_matrix(kind, out, inputs, rng)
         x = with_outliers(rng.standard_normal((rows, inputs), np.float32), rng)
         offset = rng.standard_normal(out, np.float32) if bias else None
         block = matrices.matrix(matrix, offset, rounded_input=eight).block()
@@ -134,14 +134,14 @@ def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: 
     x = rng.standard_normal((rows, 512), np.float32)
     floats = rng.standard_normal((70, 512), np.float32)
     if by_turns:
-        pair = [made(kind, 70, 512, rng) for kind in ("Q4_K", "Q5_0")]
+        pair = [random_matrix(kind, 70, 512, rng) for kind in ("Q4_K", "Q5_0")]
         block = matrices.matrix(matrices.Alternating(*pair)).block()
         found = operators.linear(block, 192, x).reshape(rows, 3, 2, 32)
         for index, one in enumerate(pair):
             own = operators.linear(matrices.matrix(one).block(), 70, x)
             np.testing.assert_array_equal(found[:, :, index].reshape(rows, -1)[:, :70], own)
         return
-    parts = [made("Q4_K", 64, 512, rng), made("Q5_K", 32, 512, rng), floats]
+    parts = [random_matrix("Q4_K", 64, 512, rng), random_matrix("Q5_K", 32, 512, rng), floats]
     bias = rng.standard_normal(166, np.float32)
     joined = matrices.stacked(parts)
     assert isinstance(joined, matrices.Stacked)
@@ -157,7 +157,7 @@ def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: 
 def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any, rows: int) -> None:
     rng = np.random.default_rng(rows)
     x = np.repeat(np.float32([1, -1] * 256)[None], rows, 0)  # rounded to the most there is
-    parts = [made(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
+    parts = [random_matrix(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
     joined = matrices.matrix(matrices.stacked(parts)).block()
     exact = rounded(x, "Q6_K") @ np.concatenate([theirs(one) for one in parts]).T
     found = operators.linear(joined, 96, x)
@@ -166,7 +166,7 @@ def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any,
 
 def test_matrices_of_one_type_are_fused() -> None:
     rng = np.random.default_rng(2)
-    parts = [made("Q5_K", rows, 256, rng) for rows in (40, 8, 8)]
+    parts = [random_matrix("Q5_K", rows, 256, rng) for rows in (40, 8, 8)]
     joined = matrices.stacked(parts)
     assert isinstance(joined, BlockMatrix)
     np.testing.assert_array_equal(theirs(joined), np.concatenate([theirs(one) for one in parts]))
@@ -174,7 +174,7 @@ def test_matrices_of_one_type_are_fused() -> None:
 
 def test_parts_that_are_no_whole_panels_become_floats() -> None:
     rng = np.random.default_rng(3)
-    parts = [made(kind, 40, 256, rng) for kind in ("Q5_K", "Q6_K")]
+    parts = [random_matrix(kind, 40, 256, rng) for kind in ("Q5_K", "Q6_K")]
     block = matrices.matrix(matrices.stacked(parts)).block()
     expected = matrices.matrix(np.concatenate([theirs(one) for one in parts])).block()
     np.testing.assert_array_equal(block, expected)
@@ -182,7 +182,7 @@ def test_parts_that_are_no_whole_panels_become_floats() -> None:
 
 def test_nan_reaches_its_own_row_alone(operators: Any) -> None:
     rng = np.random.default_rng(4)
-    block = matrices.matrix(made("Q4_K", 40, 256, rng)).block()
+    block = matrices.matrix(random_matrix("Q4_K", 40, 256, rng)).block()
     for rows in (1, 4, 20):
         x = rng.standard_normal((rows, 256), np.float32)
         before = operators.linear(block, 40, x)

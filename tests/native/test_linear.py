@@ -30,7 +30,7 @@ FORMATS = (
 
 
 @dataclass
-class Made:
+class Matrix:
     """A packed matrix, and its values."""
 
     weight: matrices.Weight
@@ -39,29 +39,29 @@ class Made:
     group: int
 
 
-def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator) -> Made:
+def random_matrix(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator) -> Matrix:
     if kind in STORED:
         weight = narrowed(rng.standard_normal((out, inputs), np.float32), STORED[kind])
         wide = widened(weight).astype(np.float64)
-        return Made(weight, wide, abs(wide), 0)
+        return Matrix(weight, wide, abs(wide), 0)
     if kind == "int8":
         integers = rng.integers(-127, 128, (out, inputs)).astype(np.int8)
         scales = rng.random(out, np.float32) + np.float32(0.01)
         wide = integers * scales[:, None].astype(np.float64)
-        return Made(QuantizedTensor(8, 0, integers, scales, None), wide, abs(wide), 0)
+        return Matrix(QuantizedTensor(8, 0, integers, scales, None), wide, abs(wide), 0)
     if kind == "int4 from 8":  # the same for all
         nibbles = rng.integers(0, 16, (out, inputs)).astype(np.uint8)
         scales = rng.random(out, np.float32) + np.float32(0.01)
         wide = (nibbles - 8.0) * scales[:, None].astype(np.float64)
         tensor = QuantizedTensor(4, 0, packed(nibbles), scales, None, zero=8)
-        return Made(tensor, wide, (nibbles + 8.0) * scales[:, None], 0)
+        return Matrix(tensor, wide, (nibbles + 8.0) * scales[:, None], 0)
     if kind.startswith("float8"):
         codes = rng.integers(0, 0x7F, (out, inputs)) | rng.integers(0, 2, (out, inputs)) << 7
         scales = rng.random((out, inputs // group if group else 1), np.float32)
         wide = E4M3[codes].astype(np.float64) * scales.repeat(group or inputs, 1)
         stored = scales if group else scales[:, 0]
         tensor = QuantizedTensor(8, group, codes.astype(np.uint8), stored, None, codes="e4m3")
-        return Made(tensor, wide, abs(wide), group)
+        return Matrix(tensor, wide, abs(wide), group)
     groups = (out, inputs // group)
     if kind == "table in groups":
         indices, table = rng.integers(0, 16, (out, inputs)), rng.standard_normal(16, np.float32)
@@ -70,7 +70,7 @@ def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator)
         tensor = QuantizedTensor(
             4, group, packed(indices.astype(np.uint8)), scales, None, table=table
         )
-        return Made(tensor, wide, abs(wide), group)
+        return Matrix(tensor, wide, abs(wide), group)
     if "zeros" in kind or "ordered" in kind:
         four = kind.startswith("int4")
         integers = rng.integers(0 if four else -128, 16 if four else 128, (out, inputs))
@@ -86,18 +86,18 @@ def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator)
             order=rng.permutation(inputs).astype(np.int32) if "ordered" in kind else None,
         )
         each, apart = each.astype(np.float64).repeat(group, 1), zeros.repeat(group, 1)
-        return Made(tensor, (integers - apart) * each, (abs(integers) + abs(apart)) * each, group)
+        return Matrix(tensor, (integers - apart) * each, (abs(integers) + abs(apart)) * each, group)
     scales = (rng.random(groups) + 0.01).astype(np.float16)
     each = scales.astype(np.float64).repeat(group, 1)
     if kind == "int8 in groups":
         integers = rng.integers(-127, 128, (out, inputs)).astype(np.int8)
         tensor = QuantizedTensor(8, group, integers, scales, None)
-        return Made(tensor, integers * each, abs(integers * each), group)
+        return Matrix(tensor, integers * each, abs(integers * each), group)
     nibbles = rng.integers(0, 16, (out, inputs)).astype(np.uint8)
     minimums = -rng.random(groups).astype(np.float16) * np.float16(8)
     tensor = QuantizedTensor(4, group, nibbles[:, ::2] | nibbles[:, 1::2] << 4, scales, minimums)
     low = minimums.astype(np.float64).repeat(group, 1)
-    return Made(tensor, nibbles * each + low, nibbles * each + abs(low), group)
+    return Matrix(tensor, nibbles * each + low, nibbles * each + abs(low), group)
 
 
 @st.composite
@@ -130,7 +130,7 @@ def test_products(operators: Any, kind: str) -> None:
     @given(shape=shapes(kind))
     def check(shape: dict[str, Any]) -> None:
         rng = np.random.default_rng(shape["seed"])
-        matrix = made(kind, shape["out"], shape["inputs"], shape["group"], rng)
+        matrix = random_matrix(kind, shape["out"], shape["inputs"], shape["group"], rng)
         x = unaligned(
             rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
         )
@@ -168,7 +168,7 @@ def test_products(operators: Any, kind: str) -> None:
 
 @each("kind", FORMATS[6:])
 def test_rows_of_a_table_of_tokens(operators: Any, kind: str) -> None:
-    weight = made(kind, 70, 64, 32, np.random.default_rng(5)).weight
+    weight = random_matrix(kind, 70, 64, 32, np.random.default_rng(5)).weight
     assert isinstance(weight, QuantizedTensor)
     table = matrices.matrix(weight)
     block = packing.embedding(table, None, None, None, hidden=64).block()
@@ -185,7 +185,7 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
     @given(shape=shapes(kind))
     def check(shape: dict[str, Any]) -> None:
         rng = np.random.default_rng(shape["seed"])
-        matrix = made(kind, shape["out"], shape["inputs"], shape["group"], rng)
+        matrix = random_matrix(kind, shape["out"], shape["inputs"], shape["group"], rng)
         assert isinstance(matrix.weight, QuantizedTensor)
         x = rng.standard_normal((shape["rows"], shape["inputs"]), np.float32)
         x = unaligned(with_outliers(x, rng), shape["offset"])
@@ -223,7 +223,7 @@ def test_nan_reaches_its_own_row_alone(operators: Any, kind: str) -> None:
         (1, 4, 20), (False, True), shapes
     ):
         case = f"{rows} rows of {inputs} inputs, rounded_input={rounded_input}"
-        matrix = made(kind, 40, inputs, group, rng)
+        matrix = random_matrix(kind, 40, inputs, group, rng)
         block = matrices.matrix(matrix.weight, rounded_input=rounded_input).block()
         x = rng.standard_normal((rows, inputs), np.float32)
         before = operators.linear(block, 40, x)
@@ -271,7 +271,7 @@ def test_integers_of_8_bits_alone_take_integers(operators: Any) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3, 64), np.float32)
     for kind in ("float32", "float16", "int4 in groups"):
-        weight = made(kind, 33, 64, 32, rng).weight
+        weight = random_matrix(kind, 33, 64, 32, rng).weight
         plain, integer = (
             matrices.matrix(weight, rounded_input=wish).block() for wish in (False, True)
         )
@@ -305,7 +305,7 @@ def test_numbers_of_16_bits_are_kept_in_16_bits(operators: Any) -> None:
 
 
 def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
-    stored = made("bfloat16", 70, 40, 0, np.random.default_rng(3)).weight
+    stored = random_matrix("bfloat16", 70, 40, 0, np.random.default_rng(3)).weight
     assert isinstance(stored, np.ndarray)
     block = matrices.matrix(widened(stored)).block()
     np.testing.assert_array_equal(block, matrices.matrix(stored).block())
@@ -316,7 +316,7 @@ def test_inputs_in_bfloat16(operators: Operators, rows: int, inputs: int) -> Non
     """The bits that the processor's own instruction gives, whether it is there or not; those of
     AMX's tiles have an order of their own."""
     rng = np.random.default_rng(rows)
-    stored = made("bfloat16", 45, inputs, 0, rng).weight
+    stored = random_matrix("bfloat16", 45, inputs, 0, rng).weight
     assert isinstance(stored, np.ndarray)
     x = rng.standard_normal((rows, inputs), np.float32) * np.float32(37)
     block = matrices.matrix(stored, rounded_input=True).block()
@@ -358,7 +358,7 @@ def test_inputs_that_bfloat16_cannot_hold(operators: Any) -> None:
 
 def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
     rng = np.random.default_rng(4)
-    weights = [made(kind, 40, 64, 0, rng) for kind in ("float16", "bfloat16", "float32")]
+    weights = [random_matrix(kind, 40, 64, 0, rng) for kind in ("float16", "bfloat16", "float32")]
     x = rng.standard_normal((5, 64), np.float32)
     block = matrices.matrix(matrices.stacked([one.weight for one in weights])).block()
     exact = x @ np.concatenate([one.values for one in weights]).T

@@ -54,7 +54,7 @@ def test_ranks_of_several_machines_use_a_collective() -> None:
 
 
 def test_a_rank_that_cannot_map_the_memory_ends_all() -> None:
-    said = iter([["/proc/0/fd/9 00", ""], ["", "cannot map"]])
+    replies = iter([["/proc/0/fd/9 00", ""], ["", "cannot map"]])
     with pytest.raises(EnvironmentFault, match="do not share memory: cannot map") as caught:
-        meet_peers(Share(1, 2), lambda _: next(said), 0, pytest.fail)
+        meet_peers(Share(1, 2), lambda _: next(replies), 0, pytest.fail)
     assert "backend=ms" in caught.value.hint

@@ -144,8 +144,8 @@ def compiled(sources: list[Path], target: Path, *flags: str) -> Path:
     names = ["reproducible"] if platform.machine() != "x86_64" else []
     plain = {f"{name}.cc": ["-fno-sanitize=all", "-O0"] for name in names}
     started = [
-        subprocess.Popen([*common, *plain.get(source.name, []), "-c", str(source), "-o", made])
-        for source, made in zip(sources, objects, strict=True)
+        subprocess.Popen([*common, *plain.get(source.name, []), "-c", str(source), "-o", output])
+        for source, output in zip(sources, objects, strict=True)
     ]
     assert [process.wait() for process in started] == [0] * len(sources)
     subprocess.run([COMPILER, *flags, "-pthread", *objects, "-o", str(target)], check=True)

@@ -61,14 +61,14 @@ def expressions() -> dict[str, int]:
 def test_structs_are_those_of_the_operators(tmp_path: Path) -> None:
     expected = expressions()
     assert {"sizeof(AttentionLayer)", "offsetof(HeadLayer, adapters)"} <= set(expected)
-    source = tmp_path / "told.cc"
+    source = tmp_path / "sizes.cc"
     lines = (f'  std::printf("%lld\\n", (long long)({one}));\n' for one in expected)
     source.write_text(
         "#include <cstddef>\n#include <cstdio>\n#include <type_traits>\n"
         '#include "instruction_set.h"\n#include "layers.h"\nusing namespace lite_runner;\n'
         f"int main() {{\n{''.join(lines)}}}\n"
     )
-    program = tmp_path / "told"
+    program = tmp_path / "sizes"
     command = [COMPILER, "-std=c++17", "-Wall", "-Werror", f"-I{SOURCES}", source, "-o", program]
     subprocess.run(command, check=True)
     stdout = subprocess.run([program], check=True, capture_output=True, encoding="utf-8").stdout

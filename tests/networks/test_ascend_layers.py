@@ -188,7 +188,7 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
 def test_no_window_by_fused_attention(
     windows: tuple[int | None, ...], layers: decoder.Layers
 ) -> None:
-    """A single token's operator is told a length alone, and would show it all of the row."""
+    """A single token's operator takes a length alone, and would show it all of the row."""
     config = FAMILIES["llama"]
     blocks = tuple(
         replace(block, attention=replace(block.attention, window=window))

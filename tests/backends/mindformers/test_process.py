@@ -205,11 +205,11 @@ def test_ranks_meet_and_generate_together(start_group: StartGroup, tmp_path: Pat
     workers = start_group()
     assert workers.load() == [None, None]
     for rank in range(2):
-        told = json.loads((tmp_path / f"told-{rank}").read_text())
-        assert told["auto_trans_ckpt"] is True and told["cwd"] == str(tmp_path)
+        report = json.loads((tmp_path / f"report-{rank}").read_text())
+        assert report["auto_trans_ckpt"] is True and report["cwd"] == str(tmp_path)
         mine = workers.group.variables(rank)
         ours = ("MS_", "RANK", "DEVICE", "ASCEND")
-        kept = {name: text for name, text in told["environ"].items() if name.startswith(ours)}
+        kept = {name: text for name, text in report["environ"].items() if name.startswith(ours)}
         assert kept == mine  # and nothing of this process's own job
     batch = Batch([[7, 8], [7, 8, 9]], [2, 2], (), 11, {"num_beams": 1})
     for process in workers.processes:

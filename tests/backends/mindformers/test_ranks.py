@@ -100,13 +100,13 @@ class Gather:
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=60)
-        self.told: dict[int, bytes] = {}
+        self.payloads: dict[int, bytes] = {}
         self.rank = threading.local()
 
     def __call__(self, payload: bytes) -> list[bytes]:
-        self.told[self.rank.number] = payload
+        self.payloads[self.rank.number] = payload
         self.barrier.wait()
-        return [self.told[rank] for rank in sorted(self.told)]
+        return [self.payloads[rank] for rank in sorted(self.payloads)]
 
 
 Share = Callable[..., Sequence[Any]]
@@ -156,11 +156,11 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
 
 def test_their_workers_meet_and_generate_the_same(share: Share, tmp_path: Path) -> None:
     def work(opened: Any, rank: int) -> Any:
-        told = yaml.safe_load((opened.work / f"told-{rank}").read_text())
+        report = yaml.safe_load((opened.work / f"report-{rank}").read_text())
         steps: list[list[tuple[int, int]]] = []
         batch = Batch([[7], [7, 8, 9]], [2, 2], (), 11, {"num_beams": 1})
         opened.process.generate(batch, lambda tokens, seconds: steps.append(tokens))
-        return told["environ"], str(opened.work), steps
+        return report["environ"], str(opened.work), steps
 
     first, second = share(work)
     assert first[2] == second[2] == [[(0, 1), (1, 3)], [(0, 2), (1, 4)]]

@@ -20,12 +20,12 @@ from lite_runner.system import environment
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Recorded calls of MindSpore."""
-    made: list[tuple[str, Any]] = []
+    calls: list[tuple[str, Any]] = []
     precision = ms.device_context.ascend.op_precision
-    monkeypatch.setattr(ms, "set_device", lambda *given: made.append(("device", given)))
-    monkeypatch.setattr(ms, "set_context", lambda **given: made.append(("context", given)))
-    monkeypatch.setattr(ms.runtime, "set_memory", lambda **given: made.append(("memory", given)))
-    monkeypatch.setattr(precision, "precision_mode", lambda mode: made.append(("precision", mode)))
+    monkeypatch.setattr(ms, "set_device", lambda *given: calls.append(("device", given)))
+    monkeypatch.setattr(ms, "set_context", lambda **given: calls.append(("context", given)))
+    monkeypatch.setattr(ms.runtime, "set_memory", lambda **given: calls.append(("memory", given)))
+    monkeypatch.setattr(precision, "precision_mode", lambda mode: calls.append(("precision", mode)))
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
     monkeypatch.setattr(environment, "ascend_devices", lambda: 8)
     monkeypatch.setattr(device, "_chosen", AscendSettings())
@@ -33,7 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     for name in device.DEFAULTS:
         monkeypatch.setenv(name, "")  # so that what a test sets is undone
         monkeypatch.delenv(name)
-    return made
+    return calls
 
 
 def test_ascend_settings_are_applied_once_for_the_card(calls: list[tuple[str, Any]]) -> None:

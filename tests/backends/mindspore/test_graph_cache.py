@@ -44,17 +44,17 @@ def test_graphs_are_cached_and_recompiled_when_necessary(
     first."""
     (tmp_path / "text.txt").write_text("some words of a text")
     score = ["run_mode=eval", "eval_data=text.txt", "predict_data=", "max_new_tokens=null"]
-    _, told = predict(*score)
-    assert "compile the score graph" in told and len(graphs(tmp_path)) == 1
+    _, stderr = predict(*score)
+    assert "compile the score graph" in stderr and len(graphs(tmp_path)) == 1
     (of_scores,) = (tmp_path / "cache/graphs").iterdir()
 
-    first, told = predict()
-    assert "compile the prefill graph" in told and "compile the decode graph" in told
+    first, stderr = predict()
+    assert "compile the prefill graph" in stderr and "compile the decode graph" in stderr
     assert len(graphs(tmp_path)) == 3
     (entry,) = set((tmp_path / "cache/graphs").iterdir()) - {of_scores}
     os.utime(entry, times=(1_000_000_000,) * 2)
-    second, told = predict()
-    assert "compile the" not in told
+    second, stderr = predict()
+    assert "compile the" not in stderr
     assert second["results"] == first["results"]
     assert entry.stat().st_mtime > 1_000_000_000  # noted as used
 
@@ -63,13 +63,13 @@ def test_graphs_are_cached_and_recompiled_when_necessary(
     content[len(content) // 2] ^= 0x40
     decode.chmod(0o600)
     decode.write_bytes(content)
-    third, told = predict()
-    assert "compile the decode graph" in told and "compile the prefill graph" not in told
+    third, stderr = predict()
+    assert "compile the decode graph" in stderr and "compile the prefill graph" not in stderr
     assert third["results"] == first["results"]
     assert decode.read_bytes() != content
 
-    _, told = predict("predict_data=['one','two']")  # other shapes
-    assert "compile the decode graph" in told
+    _, stderr = predict("predict_data=['one','two']")  # other shapes
+    assert "compile the decode graph" in stderr
     assert len(graphs(tmp_path)) == 5
 
 

@@ -43,7 +43,7 @@ from tests.paths import FIXTURES
 
 KEPT, DAMAGED = "is in the cache from now on", "is damaged, and packed again"
 IN_MEMORY = "is packed in memory, at each start: "
-Told = Callable[[], str]
+Stderr = Callable[[], str]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(capfd: pytest.CaptureFixture[str]) -> Told:
+def stderr(capfd: pytest.CaptureFixture[str]) -> Stderr:
     """Standard error since the last call."""
     return lambda: capfd.readouterr().err
 
@@ -79,13 +79,13 @@ def entries(cache: Path) -> list[Path]:
 
 
 def test_layers_are_packed_once(
-    files: ModelFiles, cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, cache: Path, stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = packed(files, cached=False)
     monkeypatch.setattr(user_cache, "LARGE", 1)
-    assert not entries(cache) and KEPT not in told()
+    assert not entries(cache) and KEPT not in stderr()
     assert packed(files) == wanted
-    assert KEPT in told()
+    assert KEPT in stderr()
     file = entry_of(files) / FILE
     estimated, loading = packed_memory(files, Ranks(), WHOLE, cached=False)
     assert file.stat().st_size == pytest.approx(estimated, rel=0.2) and loading
@@ -93,7 +93,7 @@ def test_layers_are_packed_once(
     user_cache._found.clear()  # as in another process, which does not verify them
     assert user_cache.of_file("damaged layers", file, lambda: pytest.fail("read")) == []
     assert packed(files) == wanted
-    assert "pack" not in told() and file.stat().st_mtime_ns == written
+    assert "pack" not in stderr() and file.stat().st_mtime_ns == written
 
 
 def test_memory_of_cached_layers_is_the_size_of_the_file(
@@ -106,14 +106,14 @@ def test_memory_of_cached_layers_is_the_size_of_the_file(
 
 
 def test_copies_under_other_names_share_an_entry(
-    files: ModelFiles, cache: Path, told: Told
+    files: ModelFiles, cache: Path, stderr: Stderr
 ) -> None:
     packed(files)
     shutil.copytree("model", "copy of it")
     Path("model").rename("elsewhere")
     for where in ("copy of it", "elsewhere"):
         packed(files_of(f"load_checkpoint={where}"))
-    assert len(entries(cache)) == 1 and told().count(KEPT) == 1
+    assert len(entries(cache)) == 1 and stderr().count(KEPT) == 1
     Path("elsewhere/model.safetensors").rename("elsewhere/of_tomorrow.safetensors")
     one = files_of("load_checkpoint=elsewhere/of_tomorrow.safetensors")
     shutil.copy("elsewhere/of_tomorrow.safetensors", "elsewhere/again.safetensors")
@@ -137,9 +137,9 @@ def test_changes_of_the_layers_change_the_entry(files: ModelFiles) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a value", "the header", "cut", "gone"])
-def test_a_damaged_entry_is_packed_again(files: ModelFiles, told: Told, damage: str) -> None:
+def test_a_damaged_entry_is_packed_again(files: ModelFiles, stderr: Stderr, damage: str) -> None:
     wanted = packed(files)
-    told()
+    stderr()
     file = entry_of(files) / FILE
     content = bytearray(file.read_bytes())
     if damage == "a value":
@@ -152,27 +152,27 @@ def test_a_damaged_entry_is_packed_again(files: ModelFiles, told: Told, damage: 
     if damage == "gone":
         file.unlink()
     assert packed(files) == wanted
-    said = told()
-    assert DAMAGED in said and KEPT in said and str(file) in said
+    text = stderr()
+    assert DAMAGED in text and KEPT in text and str(file) in text
     assert packed(files) == wanted
-    assert "pack" not in told()
+    assert "pack" not in stderr()
 
 
 def test_a_cache_that_cannot_be_written(
-    files: ModelFiles, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, stderr: Stderr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = packed(files, cached=False)
-    told()
+    stderr()
     (tmp_path / "file").touch()
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "file/cache"))
     for _ in range(2):
         assert packed(files) == wanted
-        said = told()
-        assert f"tiny {IN_MEMORY}{tmp_path}/file" in said and "LITE_RUNNER_CACHE=FOLDER" in said
+        text = stderr()
+        assert f"tiny {IN_MEMORY}{tmp_path}/file" in text and "LITE_RUNNER_CACHE=FOLDER" in text
 
 
 def test_a_disk_that_is_full(
-    files: ModelFiles, told: Told, cache: Path, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, stderr: Stderr, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise EnvironmentFault("the disk is full", "free some space")
@@ -184,15 +184,15 @@ def test_a_disk_that_is_full(
         with monkeypatch.context() as patched:
             patched.setattr(place, full)
             packed(files)
-        assert f"{IN_MEMORY}the disk is full" in told() and not entries(cache)
+        assert f"{IN_MEMORY}the disk is full" in stderr() and not entries(cache)
 
 
 def test_an_entry_that_cannot_be_written_is_used(
-    files: ModelFiles, told: Told, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a layer of an image has it; tests/test_read_only_cache.py: with modes that say so."""
     wanted = packed(files)
-    told()
+    stderr()
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError
@@ -200,7 +200,7 @@ def test_an_entry_that_cannot_be_written_is_used(
     monkeypatch.setattr("os.utime", refused)
     monkeypatch.setattr(packed_cache, "new_folder", refused)
     monkeypatch.setattr(packed_cache, "cannot_hold", lambda *_: "it is read-only")
-    assert packed(files) == wanted and "pack" not in told()
+    assert packed(files) == wanted and "pack" not in stderr()
 
 
 def test_parameters_in_memory_and_random_weights_are_not_cached(
@@ -217,25 +217,25 @@ def test_parameters_in_memory_and_random_weights_are_not_cached(
 
 
 def test_replicas_leave_the_packing_to_the_first(
-    files: ModelFiles, told: Told, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def broadcast(ranks: Ranks, text: str) -> str:
         if ranks.rank == 0:
-            said.append(text)
+            messages.append(text)
             return text
-        return said.pop(0)
+        return messages.pop(0)
 
     monkeypatch.setattr(collectives, "broadcast", broadcast)
     first, second = Ranks(0, 2), Ranks(1, 2)
     wanted = packed(files, ranks=first)
-    assert KEPT in told()
-    assert packed(files, ranks=second) == wanted and not told()
+    assert KEPT in stderr()
+    assert packed(files, ranks=second) == wanted and not stderr()
     monkeypatch.setattr(packed_cache, "_found", lambda *_: None)
     monkeypatch.setattr(packed_cache, "_pack_into", lambda *_: "no room")
     assert packed(files, ranks=first) == packed(files, ranks=second) == wanted
-    assert told().count(f"{IN_MEMORY}no room") == 1
+    assert stderr().count(f"{IN_MEMORY}no room") == 1
 
 
 def test_a_rank_on_another_machine_verifies_the_layers_there(

@@ -21,7 +21,7 @@ from lite_runner.backends.workers import python as module
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from tests.paths import ROOT
 
-SAID = (
+TOO_NEW = (
     "This software can only support the maximum mind ir version: {}, please install the latest"
     " version to support the mind ir version: {}"
 )
@@ -44,13 +44,13 @@ def test_versions_that_a_release_reads(release: str, last: int | None) -> None:
 
 
 def test_a_lite_that_says_so_is_believed(newest: Path) -> None:
-    fault = refused(newest, SAID.format(2, 3), "MindSpore Lite 2.5.0")
+    fault = refused(newest, TOO_NEW.format(2, 3), "MindSpore Lite 2.5.0")
     assert fault is not None and fault.exit_code == 3
     assert fault.message == (
         f"{newest}: MindIR version 3, but MindSpore Lite 2.5.0 reads at most version 2"
     )
     assert fault.hint == "install MindSpore Lite 2.6 or newer, or choose engine=graph-cell"
-    fault = refused(newest, SAID.format(3, 4), "MindSpore Lite 2.7.1")
+    fault = refused(newest, TOO_NEW.format(3, 4), "MindSpore Lite 2.7.1")
     assert fault is not None and "of the release that wrote it" in fault.hint
 
 
