@@ -3,7 +3,8 @@
 // no compiler's headers or flags are needed.
 
 #if AMX && WIDTH == 16
-constexpr int64_t kAmxRows = 16;  // that tiles take at once
+constexpr int64_t kAmxRows = 16;   // that tiles take at once
+constexpr int64_t kAddedRows = 4;  // whose totals registers hold, beside all that is added
 
 inline bool tiles_used() { return &lite_runner::kernels() == &kAmx; }
 
@@ -26,12 +27,13 @@ struct alignas(64) TileGroup {
   const TileGroup& after(int64_t groups, int64_t size) const {
     return *reinterpret_cast<const TileGroup*>(reinterpret_cast<const uint8_t*>(this) + groups * size);
   }
-  // Calls body with those of four rows that have 16 bits.
+  // Calls body with those of a few rows that have 16 bits.
   template <class Body>
   void each_wide(int64_t first, Body&& body) const {
-    uint32_t four;
-    __builtin_memcpy(&four, wide + first, 4);
-    for (int64_t row = first; four && row < first + 4; ++row)
+    uint32_t any;
+    static_assert(sizeof any == kAddedRows);
+    __builtin_memcpy(&any, wide + first, kAddedRows);
+    for (int64_t row = first; any && row < first + kAddedRows; ++row)
       if (wide[row]) body(row);
   }
 };
@@ -50,7 +52,7 @@ struct TileGroups {
   int64_t rows(int64_t count) const { return first ? rows_of_bytes(count - lead) : 0; }
   int64_t size(int64_t rows) const { return rows / kAmxRows * groups * TileGroup::size(bytes); }
   // Rows that a thread makes ready: those of a tile share lines of cache.
-  int64_t rows_at_once() const { return first ? kAmxRows : 4; }
+  int64_t rows_at_once() const { return first ? kAmxRows : kRowsAtOnce; }
   int64_t row_bytes() const { return first ? size(kAmxRows) / kAmxRows : 0; }
   TileGroup& of(int64_t row, int64_t group) const {
     const int64_t index = row / kAmxRows * groups + group;
@@ -215,7 +217,7 @@ struct TileGroups {
   TileGroups from(int64_t) const { return *this; }
   int64_t rows(int64_t) const { return 0; }
   int64_t size(int64_t) const { return 0; }
-  int64_t rows_at_once() const { return 4; }
+  int64_t rows_at_once() const { return kRowsAtOnce; }
   int64_t row_bytes() const { return 0; }
   void put(int64_t, int64_t, float, float, int32_t, uint8_t) const {}
   void put(int64_t, int64_t, int64_t, int64_t, int64_t, const uint8_t*) const {}

@@ -246,9 +246,13 @@ void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int6
 // of 16 bits for themselves, or both in bfloat16.
 enum class TileForm { kNone = 0, kByte = 1, kTwoBytes = 2, kBFloat16 = 4 };
 
-#if AMX && WIDTH == 16
-constexpr int64_t kAddedRows = 4;  // whose totals registers hold, beside all that is added
+// Tiles of a matrix: of so many inputs in a row, of groups of so many.
+struct TileLayout {
+  TileForm form;
+  int64_t inputs, group;
+};
 
+#if AMX && WIDTH == 16
 // Adds up 16 rows over groups of inputs, whose products tiles leave in memory: multiply(group) makes
 // those of `each` groups and store(group) leaves them there, add(group, row, totals) takes those of four
 // rows of one. Of `together` groups they are there before any is taken, so that totals stay in registers
@@ -281,38 +285,31 @@ inline __attribute__((always_inline)) void add_up_tiles(int64_t groups, bool beg
 
 // In bfloat16 sums need no vectors to put bytes together and to make floats of them. They are exact:
 // integers up to 32 * 32512 * 16, below 2^24.
-inline TileForm tile_form(const Matrix& m) {
+inline TileLayout tile_layout(const Matrix& m) {
   const int64_t group = m.input_group();
-  if (kUnpacked % group || group % 32 || m.depth() % 32) return TileForm::kNone;
-  if (m.rounded_input) return TileForm::kByte;
+  if (kUnpacked % group || group % 32 || m.depth() % 32) return {TileForm::kNone, 0, group};
+  if (m.rounded_input) return {TileForm::kByte, 32, group};
   const bool nibbles = m.format == Format::kInt4 && !m.table && !m.zeros && m.zero >= 0 && m.zero <= 16;
-  return nibbles && group == 32 ? TileForm::kBFloat16 : TileForm::kTwoBytes;
-}
-
-// Inputs in a row of a tile of bytes.
-inline int64_t tile_inputs(const Matrix& m) {
-  const bool whole = m.input_group() % 64 == 0 && m.depth() % 64 == 0;
-  return tile_form(m) == TileForm::kTwoBytes && whole ? 64 : 32;
+  if (nibbles && group == 32) return {TileForm::kBFloat16, 32, group};
+  return {TileForm::kTwoBytes, group % 64 || m.depth() % 64 ? 32 : 64, group};
 }
 
 // 32 integers of a row, inputs from k on, for tiles; above, below: as split_bytes gives them.
-inline void put_in_tiles(const Matrix& m, const TileGroups& tiles, int64_t row, int64_t k,
+inline void put_in_tiles(const TileLayout& layout, const TileGroups& tiles, int64_t row, int64_t k,
                          const int16_t* from, const uint8_t* above, const uint8_t* below) {
-  const TileForm form = tile_form(m);
-  const int64_t group = m.input_group(), inputs = tile_inputs(m);
-  if (form == TileForm::kTwoBytes) {
-    const int64_t index = k % group / inputs * 2;
-    tiles.put(row, k / group, index, inputs, k % inputs, above);
-    tiles.put(row, k / group, index + 1, inputs, k % inputs, below);
-  } else if (form == TileForm::kByte) {
+  const int64_t inputs = layout.inputs, g = k / layout.group, index = k % layout.group / inputs;
+  if (layout.form == TileForm::kTwoBytes) {
+    tiles.put(row, g, 2 * index, inputs, k % inputs, above);
+    tiles.put(row, g, 2 * index + 1, inputs, k % inputs, below);
+  } else if (layout.form == TileForm::kByte) {
     const __m256i bytes = _mm512_cvtepi16_epi8(_mm512_loadu_si512(from));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(tiles.tile(row, k / group, k % group / 32, 32)), bytes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(tiles.tile(row, g, index, inputs)), bytes);
   } else {
     const auto put = [](uint8_t* to, Ints value) {  // exact: its bits
       const __m512i bits = (__m512i)(reinterpret_cast<Ints>(to_float(value)) >> 16);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(bits));
     };
-    uint8_t* to = tiles.tile(row, k / 32, 0, 64);
+    uint8_t* to = tiles.tile(row, g, 0, 64);
     for (int64_t i = 0; i < 32; i += kLanes) {
       const auto* at = reinterpret_cast<const __m256i*>(from + i);
       const Ints all = (Ints)_mm512_cvtepi16_epi32(_mm256_loadu_si256(at)), upper = (all + 128) & ~255;
@@ -454,8 +451,8 @@ void multiply_in_tiles(const Matrix& m, W form, const Rows& rows, int64_t panel,
   }
 }
 #else
-inline TileForm tile_form(const Matrix&) { return TileForm::kNone; }
-inline void put_in_tiles(const Matrix&, const TileGroups&, int64_t, int64_t, const int16_t*,
+inline TileLayout tile_layout(const Matrix&) { return {TileForm::kNone, 0, 0}; }
+inline void put_in_tiles(const TileLayout&, const TileGroups&, int64_t, int64_t, const int16_t*,
                          const uint8_t*, const uint8_t*) {}
 #endif
 
@@ -471,16 +468,18 @@ void multiply_integers(const Matrix& m, W form, const Rows& rows, int64_t panel,
   };
   const int64_t tiled = rows.tiles.rows(rows.count), lead = tiled ? rows.tiles.lead : 0;
 #if AMX && WIDTH == 16
-  const TileForm how = tiled ? tile_form(m) : TileForm::kNone;
-  if (how == TileForm::kBFloat16) {
-    if constexpr (std::is_same_v<W, Int4>)
-      multiply_in_tiles<TileForm::kBFloat16, 64>(m, form, rows, panel, sums);
-  } else if (how == TileForm::kByte) {
-    multiply_in_tiles<TileForm::kByte, 32>(m, form, rows, panel, sums);
-  } else if (how != TileForm::kNone && tile_inputs(m) == 64) {
-    multiply_in_tiles<TileForm::kTwoBytes, 64>(m, form, rows, panel, sums);
-  } else if (how != TileForm::kNone) {
-    multiply_in_tiles<TileForm::kTwoBytes, 32>(m, form, rows, panel, sums);
+  if (tiled) {
+    const TileLayout layout = tile_layout(m);
+    if (layout.form == TileForm::kBFloat16) {
+      if constexpr (std::is_same_v<W, Int4>)
+        multiply_in_tiles<TileForm::kBFloat16, 64>(m, form, rows, panel, sums);
+    } else if (layout.form == TileForm::kByte) {
+      multiply_in_tiles<TileForm::kByte, 32>(m, form, rows, panel, sums);
+    } else if (layout.inputs == 64) {
+      multiply_in_tiles<TileForm::kTwoBytes, 64>(m, form, rows, panel, sums);
+    } else {
+      multiply_in_tiles<TileForm::kTwoBytes, 32>(m, form, rows, panel, sums);
+    }
   }
 #endif
   in_tiles<kIntegerTile>(lead, multiply);

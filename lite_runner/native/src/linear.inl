@@ -183,9 +183,9 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
-  const TileForm form = tile_form(m);
-  const int64_t tiled = form == TileForm::kNone ? 0 : rows_of_bytes(count);
-  TileGroups tiles{nullptr, groups, group * static_cast<int64_t>(form)};
+  const TileLayout layout = tile_layout(m);
+  const int64_t tiled = layout.form == TileForm::kNone ? 0 : rows_of_bytes(count);
+  TileGroups tiles{nullptr, groups, group * static_cast<int64_t>(layout.form)};
   const int64_t both = in_lines(2 * count * stride);  // of upper and lower bytes
   uint8_t* bytes = scratch<uint8_t>(kBytes, both + tiles.size(tiled));
   if (tiled) tiles.first = bytes + both;
@@ -225,7 +225,7 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
         split_bytes<Int4>(from, here, target + k, target + stride + k);
       else
         split_bytes<Int8>(from, here, target + k, target + stride + k);
-      if (row < tiled) put_in_tiles(m, tiles, row, k, from, target + k, target + stride + k);
+      if (row < tiled) put_in_tiles(layout, tiles, row, k, from, target + k, target + stride + k);
     }
 #endif
   }, tiles.rows_at_once());

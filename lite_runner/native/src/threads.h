@@ -50,9 +50,11 @@ void parallel_for_some(int64_t items, int64_t each, Body&& body) {
   });
 }
 
-// The same for rows, a few at a time: sharing costs more than a row does.
+constexpr int64_t kRowsAtOnce = 4;  // sharing costs more than a row does
+
+// The same for rows.
 template <class Body>
-void over_rows(int64_t count, Body&& body, int64_t each = 4) {
+void over_rows(int64_t count, Body&& body, int64_t each = kRowsAtOnce) {
   parallel_for_some(count, each, [&](int64_t row, int) { body(row); });
 }
 
