@@ -53,7 +53,7 @@ class BuildOptions:
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
     parallel: TensorParallel | None = None  # None: no tensor parallelism
     lora: LoraSize | None = None  # None: no adapters
-    fused: bool = False  # use Ascend's fused operators: see decoder.layers_for
+    fused: bool = False  # use Ascend's fused operators: see parts.layers_for
     integer_input: bool = False  # a8w8: the inputs of int8 weights are quantized too
     stored: ms.Type | None = None  # of the matrices' Parameters, if not `dtype`
 

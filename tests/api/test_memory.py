@@ -60,6 +60,7 @@ def test_weights_are_held_once_and_given_back(backend: str) -> None:
     found = json.loads(done.stdout)
     assert found["same"] and found["loads"] == 1
     assert found["grown"] - found["first"] < 0.75 * WEIGHTS  # of which the caches are 25 MB
-    assert found["first"] - found["closed"] > 0.5 * WEIGHTS
+    # Not from the first: what later graphs took to compile stays.
+    assert found["grown"] - found["closed"] > 0.7 * WEIGHTS
     assert found["again"] - found["deleted"] > 0.5 * WEIGHTS
     assert abs(found["deleted"] - found["closed"]) < 0.6 * WEIGHTS

@@ -30,14 +30,14 @@ from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOp
 from lite_runner.backends.mindspore.device import set_device
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.native.packed_model import pack
-from lite_runner.networks import ascend_layers, decoder
+from lite_runner.networks import ascend_layers, parts
 from lite_runner.networks.ascend_layers import (
     GroupedMixture,
     LinearIntegers,
     QuantizedLinear,
     signed_nibbles,
 )
-from lite_runner.networks.decoder import Decode, DecoderCell, Prefill
+from lite_runner.networks.decoder import Decode, DecoderCell, Prefill, network_of
 from lite_runner.networks.layers import Attention, BuildOptions, CacheSize, MixtureBiases
 from lite_runner.system import environment
 from lite_runner.weights import LazyTensor
@@ -122,12 +122,13 @@ def attention_of(family: str, kind: str) -> dict[str, int]:
 
 def test_the_front_end_takes_the_graphs(tmp_path: Path) -> None:
     """In float16, those of integers hold all of these: below."""
-    config = resized(FAMILIES["llama"], num_layers=1)
+    config = FAMILIES["llama"]  # of two blocks, which share a graph
     options = BuildOptions(CacheSize(3, 200), ms.bfloat16, fused=True)
-    network = DecoderCell(config, ReadAhead(random_checkpoint(config, 0)), options)
+    network = network_of(config, ReadAhead(random_checkpoint(config, 0)), options)
     for kind in ("prefill", "decode"):
         found = primitives(network, kind, 3, tmp_path)
-        expected = attention_of("llama", kind) | {"MatMul": 8, "RmsNorm": 3}
+        expected = {name: 2 * count for name, count in attention_of("llama", kind).items()}
+        expected |= {"MatMul": 2 * 7 + 1, "RmsNorm": 2 * 2 + 1}
         assert {name: found[name] for name in expected} == expected
 
 
@@ -174,19 +175,19 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
 ) -> None:
     options = BuildOptions(CacheSize(3, 200), dtype, fused=fused)
     config = resized(FAMILIES[family], head_dim=head_dim)
-    assert decoder.layers_for(options, config) is decoder.STOCK
+    assert parts.layers_for(options, config) is parts.STOCK
 
 
 @pytest.mark.parametrize(
     ("windows", "layers"),
     [
-        ((511, 511), decoder.STOCK),
-        ((None, 511), decoder.STOCK),  # one layer is enough: all share the step's inputs
-        ((None, 512), decoder.FUSED),  # of the whole context
+        ((511, 511), parts.STOCK),
+        ((None, 511), parts.STOCK),  # one layer is enough: all share the step's inputs
+        ((None, 512), parts.FUSED),  # of the whole context
     ],
 )
 def test_no_window_by_fused_attention(
-    windows: tuple[int | None, ...], layers: decoder.Layers
+    windows: tuple[int | None, ...], layers: parts.Layers
 ) -> None:
     """A single token's operator takes a length alone, and would show it all of the row."""
     config = FAMILIES["llama"]
@@ -195,7 +196,7 @@ def test_no_window_by_fused_attention(
         for block, window in zip(config.blocks, windows, strict=True)
     )
     options = BuildOptions(CacheSize(3, 200), ms.float16, fused=True)
-    assert decoder.layers_for(options, replace(config, blocks=blocks)) is layers
+    assert parts.layers_for(options, replace(config, blocks=blocks)) is layers
 
 
 # The arithmetic, with stand-ins
@@ -207,7 +208,7 @@ def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
     monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
-    monkeypatch.setattr(decoder, "supports", lambda *_: True)
+    monkeypatch.setattr(parts, "supports", lambda *_: True)
     monkeypatch.setattr(ascend_layers, "BLOCK", 16)  # several blocks a slot, the last not full
     monkeypatch.setattr(graph_cache, "_claimed", True)  # a stand-in is nothing to keep
 
@@ -225,9 +226,9 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
 def test_a_mixtures_logits_equal_transformers(
     reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "TYPES", (ms.float32,))
+    monkeypatch.setattr(parts, "TYPES", (ms.float32,))
     # Mixtral has a window, and so the stock attention.
-    monkeypatch.setattr(decoder, "supports", lambda _, model: set(model.windows) == {None})
+    monkeypatch.setattr(parts, "supports", lambda _, model: set(model.windows) == {None})
     known = reference("mixtral")
     model = known.online(len(known.prompts), known.length, device="Ascend")
     mixtures = [block.experts for block in model._network.blocks if block.experts is not None]
