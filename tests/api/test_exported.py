@@ -222,6 +222,19 @@ def test_a_config_is_a_mapping_too() -> None:
         _ = config.device
 
 
+def test_defaults_are_mindformers() -> None:
+    """But for `target`, which was Ascend: here it is what the machine has."""
+    assert dict(InferConfig()) == {
+        **dict.fromkeys(("prefill_model_path", "increment_model_path", "ge_config_path"), ""),
+        "model_type": "mindir",
+        "model_name": "common",
+        "infer_seq_length": 1024,
+        "target": "auto",
+        **dict.fromkeys(("device_id", "rank_id"), 0),
+        "dynamic": False,
+    }
+
+
 def touch(folder: Path, *names: str) -> Path:
     folder.mkdir()
     for name in names:

@@ -38,9 +38,10 @@ from lite_runner.weights.read_ahead import (
 )
 
 MAX_HEAD_DIM = 256  # of MindSpore's PagedAttention
-# Measured on CPU with MindSpore 2.10: a constant of the graphs, and what each layer adds.
-_GRAPHS, _LAYER = 90 << 20, 15 << 20  # prefill and decode together
-_TENSOR_PARALLEL, _TENSOR_PARALLEL_LAYER = 60 << 20, 12 << 20  # their collectives
+# Measured on CPU with MindSpore 2.10, of prefill and decode together: a constant, what each kind of
+# layer adds, which is compiled once, and each layer.
+_GRAPHS, _KIND, _LAYER = 90 << 20, 10 << 20, 5 << 20
+_TENSOR_PARALLEL = 60 << 20  # their collectives
 
 
 class MindSpore(Seat):
@@ -220,9 +221,9 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}
     weights = sum(one.resident for one in sizes.values())
     positions = cache_length(length, model.seq_length)
-    graphs = _GRAPHS + _LAYER * local.num_layers
+    graphs = _GRAPHS + _KIND * len(set(local.blocks)) + _LAYER * local.num_layers
     if ranks.tensor > 1:
-        graphs += _TENSOR_PARALLEL + _TENSOR_PARALLEL_LAYER * local.num_layers
+        graphs += _TENSOR_PARALLEL
     rows, cached = slots, 0
     if options.prompt_logits:
         longest = max(length, step_capacity(slots, unchunked(model, length)))
