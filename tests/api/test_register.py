@@ -494,7 +494,11 @@ def test_the_documents_class_feeds_the_graphs(
 
     expected = texts()
     assert not CALLS
+    assert InputOfInfer.MAPPING["bloom"] is graph_inputs.CommonInputsOfInfer, (
+        "until a script adds its own"
+    )
     InputOfInfer.MAPPING["bloom"] = CommonInputsOfInfer
+    assert InputOfInfer.MAPPING["bloom"] is CommonInputsOfInfer
     assert graph_inputs.MAPPING["bloom"].names == graph_inputs.COMMON.names
     CALLS.clear()
     assert texts() == expected
@@ -506,6 +510,7 @@ def test_the_documents_functions() -> None:
     assert (ids.shape, index.shape, reset.dtype, valid.shape) == ((2, 16), (2,), bool, (2,))
     assert get_bloom_inc_model_input(2, 16)[0].shape == (2, 1)
     PREFILL_MODEL_INPUT_MAP["mine"] = get_llm_common_prefill_model_input
+    assert PREFILL_MODEL_INPUT_MAP["mine"] is get_llm_common_prefill_model_input
     assert graph_inputs.MAPPING["mine"] is graph_inputs.COMMON
     PREFILL_MODEL_INPUT_MAP["qwen2"] = get_llm_common_prefill_model_input
     assert "qwen2" not in graph_inputs.MAPPING, "its own network says which inputs it has"

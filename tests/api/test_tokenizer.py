@@ -185,7 +185,7 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
     ids = ms.Tensor([256, 97])
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "a"]
     assert tokenizer.convert_ids_to_tokens(ids, skip_special_tokens=True) == ["a"]
-    assert tokenizer.convert_tokens_to_string(["a", "b"]) == "ab"
+    assert tokenizer.convert_tokens_to_string(["<s>", "a", "b"]) == "<s>ab"
     assert tokenizer.all_special_tokens == ["<s>", "</s>", "<pad>"]
     assert tokenizer.special_tokens_map == {
         "bos_token": "<s>",

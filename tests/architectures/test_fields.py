@@ -278,6 +278,11 @@ def test_the_dynamic_scaling_of_a_hunyuan_is_another_base() -> None:
         assert found.rotary.scaling is None
 
 
+def test_the_published_code_of_baichuan_ties_no_head() -> None:
+    found = read("baichuan", tie_word_embeddings=True)
+    assert isinstance(found, str) and "tie_word_embeddings=true is not supported" in found
+
+
 def test_variants_of_any_family_are_refused() -> None:
     for name in CLASSES:
         for field, value in REFUSED.items():
