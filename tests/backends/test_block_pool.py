@@ -168,3 +168,11 @@ def test_tokens_are_written_again_from_as_far_back_as_a_step_reaches() -> None:
         ValueError, match="slot 0: got token 4, but the blocks that it attends to were freed"
     ):
         pool.reserve([gone], lambda *_: None)
+
+
+def test_reserve_tells_if_blocks_were_given() -> None:
+    pool = BlockPool(1, LENGTH, BLOCK)
+    first, second = (0, 0, BLOCK), (0, BLOCK, BLOCK + 1)
+    assert pool.reserve([first], lambda *_: None)
+    assert not pool.reserve([first], lambda *_: None)
+    assert pool.reserve([first, second], lambda *_: None)

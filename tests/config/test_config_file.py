@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.config_file import merged
+from lite_runner.config.config_file import merged, read_config
 from lite_runner.config.schema import RunConfig
-from lite_runner.run_modes import heads
+from lite_runner.run_modes import heads, schemas
 from lite_runner.sweep import jobs_of
 
 Resolve = Callable[..., RunConfig]
@@ -383,3 +383,13 @@ def test_errors_of_ones_own_group(
     faults: Faults, experiment: Path, word: str, expected: str
 ) -> None:
     assert expected in faults("-cd", str(experiment), word, HI)
+
+
+def test_messages_name_what_a_config_came_from(here: Path) -> None:
+    first, second = here / "a.yaml", here / "b.yaml"
+    for path in (first, second):
+        path.write_text("seed: 1\n")
+    paths = [str(first), str(second)]
+    assert read_config(paths, None, schemas()).source == f"{first} and {second}"
+    assert read_config([], {"seed": 1}, schemas()).source == "the config"
+    assert read_config([], None, schemas()).source == "the flags"

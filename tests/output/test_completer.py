@@ -17,7 +17,7 @@ from lite_runner.backends.mindformers.run import write_checkpoint
 from lite_runner.config.argv import parse
 from lite_runner.model import RANDOM, ModelFiles
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights import LazyTensor
+from lite_runner.weights import LazyTensor, cast
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from tests.stand_in_mindformers import python_of
 
@@ -79,6 +79,22 @@ def test_a_checkpoint_that_is_named_from_here() -> None:
     assert tokens(result) == [[1, 2]]
     written = yaml.safe_load(Path("outputs/latest/mindformers.yaml").read_text("utf-8"))
     assert written["load_checkpoint"] == str(checkpoint.absolute())
+
+
+def test_a_bfloat16_checkpoint_is_written_in_float32(tmp_path: Path) -> None:
+    """MindFormers' networks on a processor take no bfloat16."""
+    config, _ = resolve(parse([*MODEL, "predict_data=a"], heads()))
+    model = config.model_config()
+    assert model is not None
+    random = open_ckpt(write_checkpoint(ModelFiles(RANDOM, None, model, 0), V1_0_2, tmp_path))
+    brain = {name: cast(name, tensor, "BF16") for name, tensor in random.items()}
+    write_ckpt(tmp_path / "brain.ckpt", brain)
+    files = ModelFiles("mine", tmp_path / "brain.ckpt", model, 0)
+    (tmp_path / "work").mkdir()
+    written = open_ckpt(write_checkpoint(files, V1_0_2, tmp_path / "work"))
+    assert {one.dtype for one in written.values()} == {"F32"}
+    for name, one in written.items():
+        np.testing.assert_array_equal(one.float32(), brain[name].float32())
 
 
 @pytest.mark.usefixtures("stand_in")
