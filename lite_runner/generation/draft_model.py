@@ -220,14 +220,15 @@ class DraftModel(ModelRate):
         if (memory := self._backend.info.memory) is None or not memory.scarce:
             return
         working = [sequence for sequence, _ in asked]
-        idle = [one for one in self._owners if one is not None and one not in working]
-        idle.sort(key=lambda one: -self._used[one.slot or 0])
-        for one in idle:
+        for slot in sorted(range(len(self._owners)), key=lambda slot: -self._used[slot]):
+            one = self._owners[slot]
+            if one is None or one in working:
+                continue
             # Of a draft that was refused, keys may be behind the known ones.
             blocks += memory.blocks_of(one.known + MOST_DRAFTED)
-            if blocks > memory.blocks and one.slot is not None:
+            if blocks > memory.blocks:
                 assert isinstance(self._backend, Paged)
-                self._backend.release(one.slot, 0)
+                self._backend.release(slot, 0)
                 self._leave(one)
 
     def _slot(self, sequence: DraftSequence, asked: Sequence[tuple[DraftSequence, int]]) -> int:

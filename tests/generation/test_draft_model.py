@@ -214,3 +214,24 @@ def test_a_layer_backs_off_where_its_drafts_do_not_pay() -> None:
         sequence.extend([1] * (most + 1), most)
         model.took(1, most, most, 0.01 * (1 + 0.3 * most))
     assert model.most(1, sequence.rate) == MOST_DRAFTED
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_text_drafted_for_longest_ago_gives_all_of_its_blocks_back(backend: Make) -> None:
+    draft = backend(slots=3, max_length=64, memory=(8, 8))
+    model = DraftModel(draft, 16)
+    first, second, third = (model.sequence(np.full(16, token, np.int32)) for token in (1, 2, 3))
+
+    def draft_for(sequence: DraftSequence) -> None:
+        strategy = SimpleNamespace(drafts=lambda most: sequence.draft(1))
+        model.draft(lambda _: 1, [SimpleNamespace(strategy=strategy)])  # type: ignore[list-item]
+
+    draft_for(first)
+    draft_for(second)
+    first.extend([5], 0)
+    draft_for(first)
+    slot = second.slot
+    assert None not in (first.slot, slot)
+    draft_for(third)
+    assert second.slot is None and None not in (first.slot, third.slot)
+    assert draft.pool is not None and (draft.pool.tables[slot] == -1).all()

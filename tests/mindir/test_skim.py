@@ -151,6 +151,23 @@ def test_invalid_mindirs(tmp_path: Path, data: bytes) -> None:
     assert mindir_version(tmp_path / "missing") is None
 
 
+def test_only_what_is_kept_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what lies before it in the file: a model's weights are larger."""
+    model = ModelProto(ir_version="0.1.1", mind_ir_version=1)
+    parameter = model.graph.parameter.add(name="weight", raw_data=bytes(5000))
+    parameter.dims[:] = [1250]
+    model.graph.input.add(name="tokens")
+    path = tmp_path / "a.mindir"
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(skim, "MAX_KEPT", 1000)
+    found = skim.read_model(path)
+    assert [one.name for one in found.graph.input] == ["tokens"]
+    assert not found.graph.parameter[0].raw_data and list(found.graph.parameter[0].dims) == [1250]
+    monkeypatch.setattr(skim, "MAX_KEPT", 10)
+    with pytest.raises(ArtifactError, match="more than 10 bytes without its weights"):
+        skim.read_model(path)
+
+
 def test_the_numbers_of_fields_are_those_of_mindspore() -> None:
     def numbers(message: Any, *names: str) -> list[int]:
         return [message.DESCRIPTOR.fields_by_name[name].number for name in names]
