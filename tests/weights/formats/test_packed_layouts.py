@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.weights.formats.packed_layouts import described
+from lite_runner.weights.formats.packed_layouts import described, layout_of
 from tests.each import each
 from tests.packed_folders import LAYOUTS, write_folder
 
@@ -114,6 +114,11 @@ def test_settings_that_are_not_read_are_named(
     write_folder(tmp_path, "awq")
     with_section(tmp_path, section)
     assert says in refused(capsys, tmp_path)
+
+
+def test_blocks_may_be_one_row_high() -> None:
+    section = LAYOUTS["fp8 blocks"][0] | {"weight_block_size": [1, 128]}
+    assert layout_of(section, "config.json").block == (1, 128)
 
 
 @pytest.mark.parametrize(
