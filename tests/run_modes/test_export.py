@@ -193,6 +193,17 @@ def test_converted_for_lite_in_a_folder_of_any_name(run: Run) -> None:
     assert tokens(run(*given, *PREDICT)) == tokens(run(*LLAMA, *PREDICT))
 
 
+def test_an_export_keeps_its_length(
+    run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*GPT2, "backend=mslite", f"infer.model_dir={gpt2}", "predict_data=a", PREDICT[1]]
+    run(*given)
+    assert "was exported; tiny_gpt2 has" not in capsys.readouterr().err
+    run(*given, "model.model_config.seq_length=100")
+    note = f"seq_length 256, as {gpt2} was exported; tiny_gpt2 has 100"
+    assert note in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("run")
 def test_a_changed_file_ends_in_4(
     tmp_path: Path, gpt2: Path, capsys: pytest.CaptureFixture[str]

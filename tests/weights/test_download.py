@@ -102,11 +102,16 @@ def test_a_refusal_is_final(status: int, file: Remote, server: Behaviour) -> Non
     assert len(server.asked) == 1
 
 
-def test_a_server_that_is_busy_is_asked_again(file: Remote, server: Behaviour) -> None:
+def test_a_server_that_is_busy_is_asked_again(
+    file: Remote, server: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.status = 503
+    waits: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", waits.append)
     with pytest.raises(OSError, match="503"):
         download([file], "it")
     assert len(server.asked) == module.ATTEMPTS
+    assert waits == [0.5, 1.0, 2.0]
 
 
 def test_a_server_that_never_answers(

@@ -351,6 +351,17 @@ def test_a_wheel_without_groups(
     engine({"model": count}, device="Ascend")  # one graph needs none
 
 
+def test_a_group_that_refuses_its_models(
+    lite: ModuleType, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(group: object, models: list[object]) -> None:
+        raise RuntimeError("ModelGroup's add model failed.")
+
+    monkeypatch.setattr(lite.ModelGroup, "add_model", refuse)
+    with pytest.raises(EnvironmentFault, match=r"share weights: ModelGroup's add model failed\."):
+        engine({"prefill": count, "increment": count})
+
+
 def test_a_wheel_without_ranks(
     lite: ModuleType, count: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
