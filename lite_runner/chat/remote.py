@@ -96,13 +96,16 @@ class RemoteModel:
                 raise self._error(answer)
             while line := answer.readline(MAX_LINE):
                 kind, _, content = line.decode("utf-8", "replace").strip().partition(": ")
-                if kind != "data" or content == "[DONE]":
+                if kind != "data":
                     continue
+                if content == "[DONE]":
+                    return
                 chunk = self._object(content)
                 if "error" in chunk:
                     raise RunnerError(f"{self._url}: {chunk['error'].get('message')}")
                 yield chunk
-        except OSError as error:
+            raise http.client.IncompleteRead(b"")
+        except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
             connection.close()
@@ -115,7 +118,7 @@ class RemoteModel:
             if answer.status != 200:
                 raise self._error(answer)
             return self._object(answer.read(MAX_LINE).decode("utf-8", "replace"))
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
             connection.close()
@@ -142,9 +145,15 @@ class RemoteModel:
             return EnvironmentFault(f"{self._url}: {reason}", "server_key=env:NAME names its key")
         return RunnerError(f"{self._url}: {answer.status}: {reason}")
 
-    def _unreachable(self, error: OSError) -> EnvironmentFault:
+    def _unreachable(self, error: OSError | http.client.HTTPException) -> EnvironmentFault:
+        if isinstance(error, http.client.IncompleteRead):
+            reason = "the connection ended before the answer did"
+        elif isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        else:
+            reason = f"got {ascii(error)[:200]}, expected an answer of HTTP"
         return EnvironmentFault(
-            f"server={self._url}: {error.strerror or error}", "is it running, and is that its port?"
+            f"server={self._url}: {reason}", "is it running, and is that its port?"
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+import threading
 
 import pytest
 
@@ -77,3 +79,37 @@ def test_failures_are_reported(start: Start) -> None:
         model.answer([{"role": "user", "content": "x"}], {"top_p": 7}, None, lambda _: None)
     with pytest.raises(EnvironmentFault, match="is it running"):
         RemoteModel("http://127.0.0.1:1")
+
+
+PIECE = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "closed connection without response"),
+        (b"what\r\n\r\n", r"got BadStatusLine\('what.*expected an answer of HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + PIECE, "ended before the answer did"),
+        (CHUNKED % len(PIECE) + PIECE + b"\r\n", "ended before the answer did"),
+        (CHUNKED % 999 + PIECE, "ended before the answer did"),
+    ],
+)
+def test_a_server_that_dies_while_it_answers(answer: bytes, message: str) -> None:
+    """What has come is no answer, and nobody has pressed Ctrl-C."""
+    answers = [b"HTTP/1.1 200 OK\r\n\r\n" + b'{"data": [{"id": "base"}]}', answer]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for one in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(one)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        model = RemoteModel(f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(EnvironmentFault, match=message):
+            model.answer([{"role": "user", "content": "x"}], {}, None, lambda _: None)
+        thread.join()
