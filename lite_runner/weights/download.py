@@ -106,6 +106,17 @@ def open_url(
     return answer
 
 
+@contextmanager
+def of_http() -> Iterator[None]:
+    """Raise OSError where an answer is none of HTTP's, or is cut short."""
+    from http.client import HTTPException
+
+    try:
+        yield
+    except HTTPException as error:
+        raise OSError(f"got {ascii(error)[:200]}, expected an answer of HTTP") from error
+
+
 def _host(url: str) -> tuple[str, str | None, int | None]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
@@ -231,8 +242,6 @@ class _Transfer:
             self._ended.put(None)
 
     def _fetch(self, file: Remote) -> None:
-        from http.client import HTTPException
-
         with _on_disk(file.part):
             part = file.part.open("ab")
         with part:
@@ -240,9 +249,10 @@ class _Transfer:
             while file.size is None or part.tell() < file.size:
                 before = part.tell()
                 try:
-                    self._receive(file, part)
+                    with of_http():
+                        self._receive(file, part)
                     break
-                except (OSError, HTTPException) as error:
+                except OSError as error:
                     failures = failures + 1 if part.tell() <= before else 1
                     if failures == ATTEMPTS or not _may_pass(error):
                         raise
@@ -309,7 +319,7 @@ def _check(file: Remote) -> None:
         )
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: OSError) -> bool:
     """True if another attempt may succeed."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code in _PASSING

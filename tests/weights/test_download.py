@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import BadStatusLine
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ def test_a_digest_of_git(file: Remote, url: str) -> None:
     download([Remote(file.url, file.target, len(CONTENT), blob)], "it")
     with pytest.raises(ArtifactError, match="expected " + "0" * 40):
         download([Remote(file.url, file.target.with_name("b"), digest="0" * 40)], "it")
+
+
+def test_an_answer_that_is_none_of_http_is_an_error_of_the_connection(
+    file: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise BadStatusLine("what")
+
+    monkeypatch.setattr(module, "open_url", broken)
+    with pytest.raises(OSError, match=r"got BadStatusLine\('what'\), expected an answer of HTTP"):
+        download([file], "it")
 
 
 @pytest.mark.parametrize("status", [401, 404])

@@ -4,6 +4,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Iterator
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -161,4 +162,15 @@ def test_an_answer_that_is_none(
     use("hf", server, monkeypatch)
     server.body = answer.encode()
     with pytest.raises(ArtifactError, match="could not be fetched"):
+        fetch("hf://owner/name")
+
+
+def test_a_listing_that_is_cut_short(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("hf", server, monkeypatch)
+
+    def cut_short(*_: object) -> None:
+        raise IncompleteRead(b"{")
+
+    monkeypatch.setattr(hubs, "open_url", cut_short)
+    with pytest.raises(ArtifactError, match=r"could not be fetched.*IncompleteRead"):
         fetch("hf://owner/name")
