@@ -39,7 +39,7 @@ from lite_runner.weights.read_ahead import (
 
 MAX_HEAD_DIM = 256  # of MindSpore's PagedAttention
 # Measured on CPU with MindSpore 2.10, of prefill and decode together: a constant, what each kind of
-# layer adds, which is compiled once, and each layer.
+# layer adds, which is compiled once (but in a user's network), and each layer.
 _GRAPHS, _KIND, _LAYER = 90 << 20, 10 << 20, 5 << 20
 _TENSOR_PARALLEL = 60 << 20  # their collectives
 
@@ -221,7 +221,8 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}
     weights = sum(one.resident for one in sizes.values())
     positions = cache_length(length, model.seq_length)
-    graphs = _GRAPHS + _KIND * len(set(local.blocks)) + _LAYER * local.num_layers
+    kinds = local.num_layers if custom_network(local) else len(set(local.blocks))
+    graphs = _GRAPHS + _KIND * kinds + _LAYER * local.num_layers
     if ranks.tensor > 1:
         graphs += _TENSOR_PARALLEL
     rows, cached = slots, 0

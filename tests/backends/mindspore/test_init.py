@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.app import main
+from lite_runner.backends import mindspore as module
 from lite_runner.system import environment
 from tests.backends.shared import hints_of, need_of
 
@@ -45,6 +46,15 @@ def test_logits_of_prompts_are_counted() -> None:
 
 def test_workspace_grows_with_steps() -> None:
     assert need_of(MS, "max_length=4096").work > need_of(MS, "max_length=256").work
+
+
+def test_layers_of_one_kind_take_less_than_those_of_a_users_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of SmolLM2's 30 layers each is compiled there, since a user's network may change it."""
+    shared = need_of(MS).work
+    monkeypatch.setattr(module, "custom_network", lambda model: object())
+    assert need_of(MS).work - shared == 29 * module._KIND
 
 
 def test_levers_are_those_that_help() -> None:
