@@ -6,7 +6,8 @@ A message says what, where, and got against expected; the hint says what to do n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 EXIT_FAILED = 1
@@ -94,3 +95,18 @@ class ArtifactError(RunnerError):
     """A checkpoint, tokenizer, adapter or MindIR is missing, broken or of another model."""
 
     exit_code = EXIT_ARTIFACT
+
+
+@contextmanager
+def of_http() -> Iterator[None]:
+    """Raise OSError where an answer is none of HTTP's, or is cut short."""
+    from http.client import HTTPException, IncompleteRead
+
+    try:
+        yield
+    except OSError:  # RemoteDisconnected is both
+        raise
+    except IncompleteRead as error:
+        raise OSError("the connection ended before the answer did") from error
+    except HTTPException as error:
+        raise OSError(f"got {ascii(error)[:200]}, expected an answer of HTTP") from error

@@ -6,11 +6,12 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from lite_runner.chat.conversation import Answer, ContextFull, Messages
-from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.errors import EnvironmentFault, RunnerError, of_http
 from lite_runner.system.files import parse_json
 
 TIMEOUT_S = 600
@@ -79,16 +80,26 @@ class RemoteModel:
     def close(self) -> None:
         """Each call has a connection of its own."""
 
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S)
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    @contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection, closed at the end. Raises EnvironmentFault where it breaks."""
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
+        try:
+            with of_http():
+                yield connection
+        except OSError as error:
+            raise EnvironmentFault(
+                f"server={self._url}: {error.strerror or error}",
+                "is it running, and is that its port?",
+            ) from error
+        finally:
+            connection.close()
 
     def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of an answer."""
-        connection = self._connect()
-        try:
+        with self._connected() as connection:
             data = json.dumps(body).encode()
             connection.request("POST", f"{self._path}/v1/chat/completions", data, self._headers)
             answer = connection.getresponse()
@@ -105,23 +116,14 @@ class RemoteModel:
                     raise RunnerError(f"{self._url}: {chunk['error'].get('message')}")
                 yield chunk
             raise http.client.IncompleteRead(b"")
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
 
     def _json(self, path: str) -> dict[str, Any]:
-        connection = self._connect()
-        try:
+        with self._connected() as connection:
             connection.request("GET", self._path + path, headers=self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 raise self._error(answer)
             return self._object(answer.read(MAX_LINE).decode("utf-8", "replace"))
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
 
     def _object(self, text: str) -> dict[str, Any]:
         try:
@@ -144,17 +146,6 @@ class RemoteModel:
         if answer.status == 401:
             return EnvironmentFault(f"{self._url}: {reason}", "server_key=env:NAME names its key")
         return RunnerError(f"{self._url}: {answer.status}: {reason}")
-
-    def _unreachable(self, error: OSError | http.client.HTTPException) -> EnvironmentFault:
-        if isinstance(error, http.client.IncompleteRead):
-            reason = "the connection ended before the answer did"
-        elif isinstance(error, OSError):
-            reason = error.strerror or str(error)
-        else:
-            reason = f"got {ascii(error)[:200]}, expected an answer of HTTP"
-        return EnvironmentFault(
-            f"server={self._url}: {reason}", "is it running, and is that its port?"
-        )
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lite_runner import __version__, progress
-from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.errors import ArtifactError, EnvironmentFault, of_http
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder
 from lite_runner.system.user_cache import CACHE_HINT, digest_like
@@ -104,17 +104,6 @@ def open_url(
         request, timeout=timeout or QUIET_SECONDS
     )
     return answer
-
-
-@contextmanager
-def of_http() -> Iterator[None]:
-    """Raise OSError where an answer is none of HTTP's, or is cut short."""
-    from http.client import HTTPException
-
-    try:
-        yield
-    except HTTPException as error:
-        raise OSError(f"got {ascii(error)[:200]}, expected an answer of HTTP") from error
 
 
 def _host(url: str) -> tuple[str, str | None, int | None]:

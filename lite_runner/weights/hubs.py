@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lite_runner.errors import of_http
 from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
-from lite_runner.weights.download import of_http, open_url
+from lite_runner.weights.download import open_url
 
 CONNECT_SECONDS = 4.0  # of connecting to a hub before it counts as unreachable
 ANSWER_SECONDS = 10.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, of_http
 from lite_runner.records import dataclass
 from lite_runner.system.files import (
     atomic_write,
@@ -325,7 +325,7 @@ def _default_index() -> str:
 def _wheels(page: str, folder: Path) -> Iterator[Remote]:
     """The files of a package that an index lists, to be downloaded to `folder`. Raises OSError,
     ValueError."""
-    from lite_runner.weights.download import Remote, of_http, open_url
+    from lite_runner.weights.download import Remote, open_url
 
     headers = {"Accept": f"{_JSON}, text/html;q=0.5"}
     with of_http(), open_url(page, headers) as answer:

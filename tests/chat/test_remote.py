@@ -88,7 +88,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n"
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"", "closed connection without response"),
+        (b"", r": Remote end closed connection without response\n"),
         (b"what\r\n\r\n", r"got BadStatusLine\('what.*expected an answer of HTTP"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + PIECE, "ended before the answer did"),
         (CHUNKED % len(PIECE) + PIECE + b"\r\n", "ended before the answer did"),
