@@ -221,8 +221,9 @@ def run(plan: Plan, folder: RunFolder) -> None:
         return
     # Imports the packages of the extras `serve` and `ray`.
     if config.serve.engine == "ray":
-        # Read when Ray is imported: it reports its use elsewhere, and shows similar lines once.
-        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS"):
+        # Read when Ray is imported: it reports its use elsewhere, and shows similar lines once. Its
+        # workers run at a niceness of 15: on a busy machine a replica has a thirtieth of its share.
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_worker_niceness"):
             os.environ.setdefault(name, "0")
         from lite_runner.serving.cluster import serve_on_ray
 
