@@ -57,7 +57,7 @@ APP = "lite-runner"
 _RETRIES = 2  # of a replica that cannot be started
 _ONGOING = 10_000  # requests of a replica: its engine refuses what is too much, with 429
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-_METRICS_S = 5.0  # for the metrics of all replicas; those that are late are left out
+_METRICS_S = 5.0  # for the metrics of all replicas; 503 where one is late
 _ACCEPT_S = 30.0  # until a replica accepts a request: there is none while all of them start
 _ACCEPTED: Message = {"type": "accepted"}  # before the application's messages
 # Fields of a request that the application reads; the rest of Ray's scope cannot be sent.
