@@ -88,9 +88,15 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     found = llama.settings(model)
-    return found if model.sparse is None else found | experts.to_settings(model)
+    if model.sparse is not None:
+        given = experts.to_settings(model)  # with others, which TelechatConfig does not have
+        found |= {key: given[key] for key in _OF_EXPERTS}
+    return found
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:

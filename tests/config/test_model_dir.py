@@ -146,6 +146,7 @@ BASES = {
     "deepseek_v2": "deepseek_v2",
     "deepseek_v3": "deepseek_v3",
     "llama": "mistral_7b",  # whose window is not the model's
+    "telechat": "telechat2_7b",
 }
 
 
@@ -159,8 +160,15 @@ def alternating() -> Decoder:
 def test_reads_back(
     subtests: pytest.Subtests, resolve: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    for case in [*CASES, "alternating"]:
-        model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
+    experts = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=512")
+    mixture = [f"model.model_config.{one}" for one in experts]
+    others = {
+        "alternating": alternating(),
+        "telechat": resolve("model=telechat2_7b", "predict_data=hi").model_config(),
+        "experts": resolve("model=telechat2_7b", "predict_data=hi", *mixture).model_config(),
+    }
+    for case in [*CASES, *others]:
+        model = others[case] if case in others else model_config_of(REFERENCE / case)
         if architecture_of(model).mindformers is None:
             continue  # MindFormers has no such model, so there is no yaml of it
         with subtests.test(case=case):
