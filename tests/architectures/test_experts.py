@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lite_runner.architectures.spec import Decoder, Experts, FeedForward
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 
 QWEN3_MOE: dict[str, Any] = {
@@ -56,3 +56,12 @@ def test_mixtral() -> None:
 def test_mixtures_that_are_written_read_back(raw: dict[str, Any]) -> None:
     model = read(raw)
     assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+
+
+def test_experts_that_a_config_json_has_no_field_for_are_not_lost() -> None:
+    sizes = {"vocab_size": 90, "hidden_size": 16, "ffn_hidden_size": 32, "num_key_value_heads": 1}
+    plain = read({"model_type": "telechat", "n_layer": 1, "n_head": 2, **sizes})
+    width = replace(plain.feed_forward, experts=Experts(4, 2))
+    mixture = replace(plain, blocks=(replace(plain.blocks[0], feed_forward=width),))
+    with pytest.raises(ConfigError, match=r"telechat: .* cannot express .*num_experts=4"):
+        hf_from_model_config(mixture)

@@ -147,5 +147,5 @@ def _lost(model: Decoder, raw: dict[str, Any]) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in model.sizes().items()
-        if name not in free and read[name] != value
+        if name not in free and read.get(name) != value
     ]
