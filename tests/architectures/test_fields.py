@@ -205,6 +205,12 @@ def is_decided(name: str, field: str, found: Decoder | str, plain: Decoder | str
     return field in found if isinstance(found, str) else found != plain
 
 
+def test_no_rope_layers_of_llama4_has_a_value_of_each_layer() -> None:
+    layers = CLASSES["llama4_text"]["defaults"]["num_hidden_layers"]
+    for listed in (1, [1] * (layers - 1), [1] * (layers - 1) + [2]):
+        assert f"expected {layers} times 0 or 1" in str(read("llama4_text", no_rope_layers=listed))
+
+
 def test_every_family_is_walked() -> None:
     ours = {"iflytekspark", "pangualpha"}  # whose config.json nobody else has
     assert CLASSES.keys() | ours == {n for n, one in KNOWN.items() if one.write is not None}

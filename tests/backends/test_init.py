@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.backends import LOGITS_BYTES, cache_length, chunk_length, rows_at_once
+from lite_runner.backends import LOGITS_BYTES, cache_length, chunk_length, rows_at_once, step_budget
 from tests.paths import ROOT
 
 LAST = '"mindformers": "mindformers"'
@@ -24,6 +24,12 @@ def test_cache_lengths_are_few(wanted: int, longest: int, expected: int) -> None
 
 def test_chunks_shrink_as_scores_grow() -> None:
     assert [chunk_length(9, length) for length in (256, 8192, 32768)] == [512, 128, 32]
+
+
+@pytest.mark.parametrize("chunk", [32, 4096])
+def test_a_step_has_room_for_a_chunk_and_a_token_of_every_slot(chunk: int) -> None:
+    assert step_budget(100, chunk) >= chunk + 100
+    assert step_budget(100, chunk) == step_budget(0, chunk) + 100
 
 
 @pytest.mark.parametrize(

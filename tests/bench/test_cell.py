@@ -83,6 +83,7 @@ def test_every_linear_layer_has_a_pair_of_its_own_values() -> None:
             a, b = pair.values()
             assert (a.shape, b.shape) == (pair.a.shape, pair.b.shape)
             assert np.isfinite(a).all() and b.any()
+            assert a.std() * a.shape[1] ** 0.5 == pytest.approx(1, rel=0.2)  # as LoRA begins
             assert np.array_equal(pair.a.read(), a)  # the same whenever they are read
             seen.add(a.tobytes())
     assert len(seen) == 2 * len(first.pairs)

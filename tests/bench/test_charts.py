@@ -162,6 +162,16 @@ def test_a_log_axis() -> None:
     assert all(f">{tick}<" in svg for tick in ("10", "100", "1,000", "10,000"))
 
 
+def test_ticks_over_a_wide_range_are_as_far_apart() -> None:
+    line = Line("a", [(x, Spread.of([1.0])) for x in (1, 2, 4)])
+    svg = ElementTree.fromstring(draw([Panel("title", "x", "ms", [line])]).svg)
+    ticks = [
+        one.find(f".//{SVG}use") for one in svg.iter(f"{SVG}g") if one.get("id", "")[:5] == "xtick"
+    ]
+    first, second, third = (float(one.get("x", "")) for one in ticks if one is not None)
+    assert second - first == pytest.approx(third - second)
+
+
 def test_a_roofline() -> None:
     kernel = KernelTime(name="head", calls=1, seconds=0.5, bytes=10**9, macs=2 * 10**9)
     profile = Profile(

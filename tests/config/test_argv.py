@@ -87,6 +87,9 @@ def test_config_name_is_hydras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert parsed("-cd", "conf", "-cn", "other").config_files == ["conf/other.yaml"]
     Path("other.yaml").touch()
     assert parsed("-cd", "conf", "--config-name=other").config_files == ["other.yaml"]
+    # Laid under the files of --config.
+    both = parsed("--config", "over.yaml", "-cd", "conf", "-cn", "mine")
+    assert both.config_files == ["conf/mine.yaml", "over.yaml"]
 
 
 @each(

@@ -35,7 +35,10 @@ def test_every_model_is_complete_and_survives_a_round_trip(
         with subtests.test(model=model):
             config = resolve(f"model={model}", "predict_data=hi")
             assert config.model_name == model
-            assert config.model_config() is not None
+            decoder, settings = config.model_config(), config.model.model_config
+            assert decoder is not None
+            if getattr(settings, "head_dim", None) is None and decoder.attention.latent is None:
+                assert decoder.head_dim == settings.hidden_size // settings.num_heads
             assert config.checkpoint_source
             assert run_modes.from_dict(config.to_dict()) == config
 

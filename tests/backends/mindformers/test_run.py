@@ -11,7 +11,7 @@ import yaml
 from lite_runner.app import main
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.backends import seat
-from lite_runner.backends.mindformers.run import MindFormersRun
+from lite_runner.backends.mindformers.run import LAYER, MindFormersRun
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ConfigError
@@ -61,6 +61,10 @@ def test_the_seat_estimates_what_is_planned() -> None:
     options = options_of(plan)
     chosen = seat("mindformers")
     assert chosen.memory(plan.model, options) == plan.memory
+    model = plan.model.model
+    deeper = replace(plan.model, model=replace(model, blocks=model.blocks * 2))
+    more = chosen.memory(deeper, options).process - plan.memory.process
+    assert more == LAYER * model.num_layers
     assert chosen.dtype(plan.model, options) == plan.dtype == "float16"
     with pytest.raises(ConfigError, match="cannot compute with quantized weights"):
         chosen.memory(replace(plan.model, quantization=Quantization("a16w8")), options)
