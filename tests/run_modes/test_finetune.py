@@ -151,9 +151,10 @@ def test_two_ranks_train_as_one_process(keys: list[str], file: str) -> None:
         np.testing.assert_allclose(written[1][name].float32(), one.float32(), atol=5e-4)
 
 
-def test_an_adapter_is_trained_further() -> None:
+def test_an_adapter_is_trained_further(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["finetune.steps=2", "finetune.learning_rate=0.02", "finetune.shuffle=false"]
-    assert main([*RUN, *given, "finetune_output=one"]) == 0
+    assert main([*RUN, *given, "finetune_output=one", "verbosity=1"]) == 0
+    assert any(line.startswith("loss ") for line in capsys.readouterr().err.splitlines())
     assert main([*RUN, *given, "finetune_output=two", "finetune.init_adapter=one"]) == 0
     assert metrics()[0]["loss"] != pytest.approx(5.6, abs=0.01)
     one, two = (open_safetensors(Path(n, "adapter_model.safetensors")) for n in ("one", "two"))
