@@ -107,7 +107,7 @@ class Chaos:
             async with httpx2.AsyncClient(timeout=HANG_S) as http:
                 await self._learn(http)
                 if nicer := {process.nice() for process in self._computing()} - {os.nice(0)}:
-                    self.findings.append(f"others go first, as on a busy machine: nice {nicer}")
+                    self.findings.append(f"a lower priority than other processes: nice {nicer}")
                 for fault in (self.stopped, self.short_of_disk, self.adapters_swapped):
                     await self._under(fault, http)
                 killed = self.replica_killed if self._ray else self.killed

@@ -88,14 +88,15 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+# MindFormers' names, and ours.
+_OF_EXPERTS = experts.MOE_NAMES | {"moe_intermediate_size": "moe_intermediate_size"}
 
 
 def settings(model: Decoder) -> dict[str, Any]:
     found = llama.settings(model)
     if model.sparse is not None:
         given = experts.to_settings(model)  # with others, which TelechatConfig does not have
-        found |= {key: given[key] for key in _OF_EXPERTS}
+        found |= {key: given[key] for key in _OF_EXPERTS.values()}
     return found
 
 
@@ -144,8 +145,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
         biases = [own[name] for name in ("out_proj_has_bias", "wo_has_bias") if name in own]
         result.assignments[f"{PREFIX}attn_proj_has_bias"] = biases[0] if biases else True
     if claims(raw):
-        names = experts.MOE_NAMES | {"moe_intermediate_size": "moe_intermediate_size"}
-        experts.translate(raw, result, "TeleChat2", names, _FIXED)
+        experts.translate(raw, result, "TeleChat2", _OF_EXPERTS, _FIXED)
 
 
 def claims(raw: Mapping[str, Any]) -> bool:
