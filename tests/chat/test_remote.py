@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import socket
 import threading
@@ -103,8 +104,10 @@ def test_a_server_that_dies_while_it_answers(answer: bytes, message: str) -> Non
         def serve() -> None:
             for one in answers:
                 connection, _ = server.accept()
-                with connection:
-                    connection.recv(1 << 16)
+                with connection, connection.makefile("rb") as request:
+                    request.readline()
+                    length = http.client.parse_headers(request).get("Content-Length", "0")
+                    request.read(int(length))  # what is left unread would reset the connection
                     connection.sendall(one)
 
         thread = threading.Thread(target=serve)

@@ -246,14 +246,14 @@ def test_models_come_and_go(launch: Launch, folder: Path) -> None:
     metrics = httpx2.get(f"{url}/metrics").text
     assert 'vllm:prompt_tokens_total{model_name="small"}' in metrics
     assert 'lite_runner:model_loaded{model_name="other"} 0.0' in metrics
-    stream = client.completions.create(model="small", prompt="hi", max_tokens=3, stream=True)
-    assert len(list(stream)) >= 3
+    greedy = {"model": "small", "prompt": "hi", "max_tokens": 3, "temperature": 0}
+    assert len(list(client.completions.create(**greedy, stream=True))) >= 3
     with pytest.raises(openai.NotFoundError, match="no response 'resp_x'"):
         client.responses.retrieve("resp_x")
     assert ask("other") and ask("tiny_qwen2") and states()["small"] == "unloaded"
     assert client.responses.retrieve(response.id) == response and states()["small"] == "loaded"
-    again = {"model": "small", "input": "so?", "previous_response_id": response.id}
-    assert client.responses.create(**again, max_output_tokens=3).output_text
+    again = {"model": "small", "previous_response_id": response.id, "temperature": 0}
+    assert client.responses.create(input="so?", **again, max_output_tokens=3).output_text
     for status, body in ((404, {"model": "nope"}), (400, {"model": 5})):
         answer = httpx2.post(f"{url}/v1/completions", json={"prompt": "hi", **body})
         assert answer.status_code == status and answer.json()["error"]["param"] == "model"
