@@ -129,21 +129,12 @@ class Tokenizer:
         are as OpenAI's protocol has them, `most` as `encode` has it, and `template_kwargs` are
         variables of the template on top of the tokenizer's own. Raises ConfigError for one that the
         template does not read."""
-        from lite_runner.text.chatglm_chat import Tag
-        from lite_runner.text.chatglm_chat import parts as chat_parts
-
         for message in messages:
             self._check_length(message.get("content") or "", most)
         if self.chat_form is not None and self._chat_template is None:
             self.check_template_kwargs(template_kwargs or {})
-            messages = _with_content(messages)
-            return [
-                id
-                for part in chat_parts(self.chat_form, messages, add_generation_prompt, tools)
-                for id in (
-                    self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False, most)
-                )
-            ]
+            parts = self.chat_parts(messages, add_generation_prompt, tools)
+            return [id for part in parts for id in self.part_ids(part, most)]
         if not self.special_in_messages:
             return self._literal_chat(
                 messages, add_generation_prompt, tools or (), most, template_kwargs
@@ -152,6 +143,26 @@ class Tokenizer:
             messages, add_generation_prompt, tools=tools, template_kwargs=template_kwargs
         )
         return self.encode(text, False, most)
+
+    def chat_parts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[str]:
+        """A rendered chat in the parts that `part_ids` encodes: one text of a template, several
+        texts and tags of a chat form."""
+        if self.chat_form is None or self._chat_template is not None:
+            return [self.render_chat(messages, add_generation_prompt, tools=tools)]
+        from lite_runner.text.chatglm_chat import parts
+
+        return list(parts(self.chat_form, _with_content(messages), add_generation_prompt, tools))
+
+    def part_ids(self, part: str, most: int | None = None) -> list[int]:
+        """Token ids of a part of a chat; see `encode`."""
+        from lite_runner.text.chatglm_chat import Tag
+
+        return self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False, most)
 
     def _literal_chat(
         self,
@@ -279,15 +290,13 @@ class Tokenizer:
     ) -> str:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own. See
         encode_chat."""
-        from lite_runner.text.chatglm_chat import parts as chat_parts
-
         messages = _with_content(messages)
         source = self.source if template else self._template_source
         template = template or self._chat_template
         variables = {**self.template_kwargs, **(template_kwargs or {})}
         self.check_template_kwargs(variables, template)
         if template is None and self.chat_form is not None:
-            return "".join(chat_parts(self.chat_form, messages, add_generation_prompt, tools))
+            return "".join(self.chat_parts(messages, add_generation_prompt, tools))
         if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",

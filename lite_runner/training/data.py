@@ -45,7 +45,7 @@ ALPACA = (
 )
 BELLE = "Human: {instruction}\n\nAssistant: "
 Template: TypeAlias = Literal["alpaca", "belle", "none"]
-Pieces: TypeAlias = list[tuple[str, bool]]  # texts, and whether each is a target
+Pieces: TypeAlias = list[tuple[str, bool]]  # texts or tags, and whether each is a target
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], l
     learned: list[bool] = []
     for text, is_learned in pieces:
         try:
-            found = tokenizer.encode(text, add_special_tokens=False)
+            found = tokenizer.part_ids(text)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.message}") from None
         ids += found
@@ -251,31 +251,45 @@ def _instruction(record: Mapping[str, Any], where: str, template: Template) -> s
 
 
 def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces:
-    """The template's text of the messages, of which what it writes for each answer is learned."""
+    """The rendered messages, of which what is written for each answer is learned."""
     messages, tools = record["messages"], record.get("tools")
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
         raise ConfigError(f"{where}: messages: expected a list of objects")
     if tools is not None and not isinstance(tools, list):
         raise ConfigError(f"{where}: tools: expected a list of objects")
     pieces: Pieces = []
-    done = ""
+    done: list[str] = []
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
-        before = tokenizer.render_chat(messages[:index], True, tools=tools)
-        after = tokenizer.render_chat(messages[: index + 1], False, tools=tools)
-        if not (before.startswith(done) and after.startswith(before)):
+        before = tokenizer.chat_parts(messages[:index], True, tools)
+        after = tokenizer.chat_parts(messages[: index + 1], False, tools)
+        prompt, answer = _behind(done, before), _behind(before, after)
+        if prompt is None or answer is None:
             raise ConfigError(
                 f"{where}: the chat template renders earlier messages differently once later ones"
                 " follow, so the answers cannot be located",
                 "give one answer in each conversation, or prompt and completion",
             )
-        pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+        pieces += [*((part, False) for part in prompt), *((part, True) for part in answer)]
         done = after
     if not pieces:
         raise ConfigError(f"{where}: messages: none has the role assistant")
-    answer, _ = pieces[-1]  # text after the end token of a template is not part of the answer
-    return [*pieces[:-1], (answer.rstrip("\n") if answer.strip() else answer, True)]
+    last, _ = pieces[-1]  # text after the end token of a template is not part of the answer
+    return [*pieces[:-1], (last.rstrip("\n") if last.strip() else last, True)]
+
+
+def _behind(start: list[str], parts: list[str]) -> list[str] | None:
+    """The parts of a chat behind those of its start, whose last text may go on; None where it
+    starts otherwise."""
+    if not start:
+        return parts
+    *same, last = start
+    count = len(same)
+    if parts[:count] != same or not (behind := parts[count:]) or not behind[0].startswith(last):
+        return None
+    rest, others = behind[0][len(last) :], behind[1:]
+    return [rest, *others] if rest or not others else others
 
 
 def records_of(path: Path) -> Iterator[tuple[str, Any]]:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from lite_runner.errors import ConfigError
+from lite_runner.text import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
 from lite_runner.training.data import ALPACA, ALPACA_INPUT, pieces_of, read_data
+from tests.chatglm_folders import write_chatglm3
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -86,6 +88,21 @@ def test_the_answers_of_a_chat_are_learned(tokenizer: Tokenizer) -> None:
         ("<user>c\n<assistant>", False),
         ("d", True),
     ]
+
+
+def test_the_tags_of_a_chatglm_are_tokens(tmp_path: Path) -> None:
+    turns = (("user", "Hi"), ("assistant", "Yes"), ("user", ""), ("assistant", "No"))
+    messages = [{"role": role, "content": content} for role, content in turns]
+    path, folder = written(tmp_path, {"messages": messages}), write_chatglm3(tmp_path / "glm")
+    newer = load_tokenizer(folder, model_vocab=None)
+    older = load_tokenizer(folder / "tokenizer.model", model_vocab=None, chat_form="chatglm2")
+    for tokenizer, answers in ((newer, ("\n", "Yes", "\n", "No")), (older, ("Yes\n\n", "No"))):
+        (text,) = read_data(path, tokenizer, "none", 200).texts
+        assert text.ids[: text.first_target].tolist() == tokenizer.encode_chat(messages[:1])
+        learned = [id for one in answers for id in tokenizer.encode(one, False)]
+        assert text.ids[text.rows() + 1].tolist() == [*learned, 2]
+        if tokenizer is newer:  # a text of ChatGLM2's is tokenized in parts
+            assert text.ids.tolist() == [*tokenizer.encode_chat(messages, False), 2]
 
 
 def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
