@@ -58,7 +58,8 @@ def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """The messages with the functions appended to the system message, which is the first."""
-    listed = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
+    functions = [tool.get("function", tool) for tool in tools]
+    listed = json.dumps(functions, indent=4, ensure_ascii=False)
     prompt = f"{_TOOLS}\n{listed}"
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0]['content']}\n{prompt}"}, *messages[1:]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -144,11 +145,16 @@ def _read(
         first = learned.index(True)
         mask = None if all(learned[first:]) else np.array(learned[first:])
         texts.append(Example(np.array(ids, np.int64), first, mask))
+    if not count:
+        what, hint = "no records", "a file with examples"
+        if skip:
+            what, hint = f"no records behind the first {skip}", "a smaller finetune.skip="
+        raise ConfigError(f"{path}: {what}", hint)
     if not texts:
         raise ConfigError(
             f"{path}: nothing to learn: of {count} examples {dropped} have no"
             f" target within {max_length} tokens",
-            "a file with examples, or more tokens of each: finetune.max_length=, or --seq_length of"
+            "more tokens of each: finetune.max_length=, or --seq_length of"
             " scripts/make_mindrecord.py",
         )
     return ExampleSet(texts, count, truncated, dropped)
@@ -252,18 +258,33 @@ def _instruction(record: Mapping[str, Any], where: str, template: Template) -> s
 
 def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces:
     """The rendered messages, of which what is written for each answer is learned."""
+    if not tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{where}: messages: {tokenizer.source} has no chat template",
+            "processor.tokenizer.chat_template= gives it, or prompt and completion in place of"
+            " messages",
+        )
     messages, tools = record["messages"], record.get("tools")
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
         raise ConfigError(f"{where}: messages: expected a list of objects")
-    if tools is not None and not isinstance(tools, list):
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(one, Mapping) for one in tools)
+    ):
         raise ConfigError(f"{where}: tools: expected a list of objects")
+    needed = ("role", "content") if tokenizer.chat_template is None else ("role",)
+    for message, key in itertools.product(messages, needed):
+        _text(message, key, f"{where}: messages")
     pieces: Pieces = []
     done: list[str] = []
     for index, message in enumerate(messages):
-        if message.get("role") != "assistant":
+        if message["role"] != "assistant":
             continue
-        before = tokenizer.chat_parts(messages[:index], True, tools)
-        after = tokenizer.chat_parts(messages[: index + 1], False, tools)
+        try:
+            before = tokenizer.chat_parts(messages[:index], True, tools)
+            after = tokenizer.chat_parts(messages[: index + 1], False, tools)
+        except (ConfigError, ArtifactError) as error:
+            hint = "check the roles and their order, or prompt and completion in place of messages"
+            raise ConfigError(f"{where}: {error.message}", hint) from None
         prompt, answer = _behind(done, before), _behind(before, after)
         if prompt is None or answer is None:
             raise ConfigError(
@@ -337,11 +358,14 @@ def _json(text: str, where: str) -> Any:
 
 
 def _table(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        for name, count in Counter(reader.fieldnames or ()).items():
+            if name and count > 1:
+                raise ConfigError(f"{path}, line 1: {count} columns are called {name}")
         for row in reader:
             where = f"{path}, line {reader.line_num}"
-            if "" in row or None in row.values():
+            if None in row or None in row.values():  # more columns, or fewer
                 raise ConfigError(
                     f"{where}: expected {len(reader.fieldnames or ())} columns, as"
                     " the first line has"

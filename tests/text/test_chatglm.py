@@ -137,7 +137,8 @@ def test_tools_of_chatglm3(model_folder: Folder) -> None:
     asked = tokenizer.render_chat([system, *CHAT[:1]], tools=tools)
     assert asked == f"[gMASK]sop<|system|>\nBe brief.\n{prompt}<|user|>\n你好<|assistant|>"
     with_tools = [{"role": "system", "content": prompt}, *CHAT[:1]]
-    assert tokenizer.encode_chat(CHAT[:1], tools=tools) == tokenizer.encode_chat(with_tools)
+    for listed in (tools, [function]):  # as OpenAI's protocol has them, and as the model does
+        assert tokenizer.encode_chat(CHAT[:1], tools=listed) == tokenizer.encode_chat(with_tools)
     older = load_tokenizer(model_folder(), model_vocab=None, chat_form="chatglm2")
     with pytest.raises(ConfigError, match="ChatGLM2 knows no tools"):
         older.encode_chat(CHAT, tools=tools)

@@ -15,7 +15,8 @@ from lite_runner.training.data import ALPACA, ALPACA_INPUT, pieces_of, read_data
 from tests.chatglm_folders import write_chatglm3
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'x' %}{{ raise_exception('bad role') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -47,6 +48,8 @@ def test_some_of_the_records(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = written(tmp_path, *({"text": "x" * n} for n in range(2, 8)))
     data = read_data(path, tokenizer, "alpaca", 100, skip=1, take=3)
     assert [len(text.ids) for text in data.texts] == [4, 5, 6]
+    with pytest.raises(ConfigError, match=r"data.jsonl: no records behind the first 6"):
+        read_data(path, tokenizer, "alpaca", 100, skip=6)
     with pytest.raises(ConfigError, match=r"no \.mindrecord file is in this folder"):
         read_data(tmp_path, tokenizer, "alpaca", 100)
 
@@ -103,17 +106,26 @@ def test_the_tags_of_a_chatglm_are_tokens(tmp_path: Path) -> None:
         assert text.ids[text.rows() + 1].tolist() == [*learned, 2]
         if tokenizer is newer:  # a text of ChatGLM2's is tokenized in parts
             assert text.ids.tolist() == [*tokenizer.encode_chat(messages, False), 2]
+    with pytest.raises(ConfigError, match=r"line 1: messages: .* has no chat template"):
+        read_data(path, byte_tokenizer(), "none", 200)
+    del messages[0]["content"]
+    with pytest.raises(ConfigError, match="messages: content: got nothing, expected a string"):
+        read_data(written(tmp_path, {"messages": messages}), newer, "none", 200)
 
 
 def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
     table = tmp_path / "data.csv"
     table.write_text('prompt,completion\n"a, b",c\nd,e\n', encoding="utf-8")
     listed = tmp_path / "data.json"
+    pandas = tmp_path / "pandas.csv"  # as its to_csv writes one: with an index
+    pandas.write_text(',prompt,completion\n0,"a, b",c\n1,d,e\n', encoding="utf-8")
     listed.write_text('[{"prompt": "a, b", "completion": "c"}]', encoding="utf-8")
     found = read_data(table, tokenizer, "alpaca", 100).texts
     assert [len(text.ids) for text in found] == [6, 3]
     same = read_data(listed, tokenizer, "alpaca", 100).texts[0]
     assert same.ids.tolist() == found[0].ids.tolist()
+    indexed = read_data(pandas, tokenizer, "alpaca", 100).texts
+    assert [text.ids.tolist() for text in indexed] == [text.ids.tolist() for text in found]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,12 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
         ({"messages": "x"}, "messages: expected a list of objects"),
         ({"messages": [{"role": "user", "content": "x"}]}, "none has the role assistant"),
         ({"messages": [], "tools": 1}, "tools: expected a list of objects"),
+        ({"messages": [], "tools": ["x"]}, "tools: expected a list of objects"),
+        ({"messages": [{"content": "x"}]}, "line 1: messages: role: got nothing, expected a s"),
+        (
+            {"messages": [{"role": "x"}, {"role": "assistant"}]},
+            "the chat template failed: bad role\n  -> check the roles and their order, or prompt",
+        ),
     ],
 )
 def test_records_that_are_no_examples(
@@ -142,9 +160,11 @@ def test_records_that_are_no_examples(
         ("a.jsonl", b'{"text": "x"}\n{"text"}\n', "line 2: not valid JSON"),
         ("a.json", b"[1, ", "not valid JSON"),
         ("a.csv", b"text\na,b\n", "line 2: expected 1 columns"),
+        ("a.csv", b"prompt,completion\na\n", "line 2: expected 2 columns"),
+        ("a.csv", b"text,x,text\na,b,c\n", "a.csv, line 1: 2 columns are called text"),
         ("a.jsonl", b"\xff\xfe", "not UTF-8 at byte 0"),
         ("a.parquet", b"x", "expected a file ending in .jsonl, .json, .csv"),
-        ("a.jsonl", b"", "nothing to learn: of 0 examples"),
+        ("a.jsonl", b"", "a.jsonl: no records\n  -> a file with examples"),
         ("a.jsonl", None, "No such file or directory"),
     ],
 )
