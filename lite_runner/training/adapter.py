@@ -17,7 +17,7 @@ from lite_runner.training.options import LoraOptions
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module
 from lite_runner.weights.lora.adapter_config import lora_settings
-from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.adapter_reader import adapter_folders, open_adapters
 
 NAME = "finetune"
 
@@ -66,13 +66,20 @@ def new_lora(model: Decoder, options: LoraOptions, seed: int) -> TrainedLora:
 
 
 def opened_lora(model: Decoder, folder: Path) -> TrainedLora:
-    """The adapter of a PEFT folder, to be trained further. Raises ArtifactError."""
+    """The adapter of a PEFT folder, to be trained further. Raises ArtifactError, and ConfigError
+    for a list of several."""
+    listed = adapter_folders(folder, key="finetune.init_adapter")
+    if len(listed) > 1:
+        raise ConfigError(
+            f"finetune.init_adapter: {folder} lists {len(listed)} adapters, expected one",
+            f"finetune.init_adapter={next(iter(listed.values()))}",
+        )
     (adapter,) = open_adapters(folder, model).values()
     return lora_of(adapter, model)
 
 
 def lora_of(adapter: Adapter, model: Decoder) -> TrainedLora:
-    """The arrays of an adapter. Raises ConfigError for modules that are not trained."""
+    """The arrays of an adapter. Raises ConfigError for modules that cannot be trained."""
     arrays: dict[str, Array] = {}
     deltas: dict[str, Delta] = {}
     for module, places in by_module(model, hugging_face=True).items():
@@ -84,7 +91,14 @@ def lora_of(adapter: Adapter, model: Decoder) -> TrainedLora:
         for place in held:
             pair = adapter.pairs[place.weight]
             b = f"{place.weight}.lora_B"
-            arrays.setdefault(a, pair.a.float32().copy())
+            own = pair.a.float32()
+            if not np.array_equal(arrays.setdefault(a, own.copy()), own, equal_nan=True):
+                raise ConfigError(
+                    f"{adapter.folder}: {module}: its parts have different A's; one A for all parts"
+                    " can be trained",
+                    "merge it into the model (run_mode=convert merge=true), and train a new adapter"
+                    " of that",
+                )
             arrays[b] = pair.b.float32().copy()
             deltas[place.weight] = Delta(a, b, pair.scale)
     return TrainedLora(arrays, deltas)

@@ -100,9 +100,13 @@ class FinetuneOptions:
                 "finetune.data",
                 "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
             )
-        for name, path in (("data", self.data), ("eval_data", self.eval_data)):
+        for name, path in (
+            ("data", self.data),
+            ("eval_data", self.eval_data),
+            ("init_adapter", self.init_adapter),
+        ):
             if path and "\0" not in path and not _exists(Path(path).expanduser()):
-                yield invalid(f"finetune.{name}", f"finetune.{name}: no file {path}")
+                yield invalid(f"finetune.{name}", f"finetune.{name}: no file or folder {path}")
         if self.lora.targets == ():
             yield invalid(
                 "finetune.lora.targets",
@@ -111,7 +115,7 @@ class FinetuneOptions:
 
 
 def _exists(path: Path) -> bool:
-    return is_file(path) or path.is_dir()  # of MindRecord files
+    return is_file(path) or path.is_dir()  # of MindRecord files, or an adapter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,8 +227,9 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
     ("changes", "message"),
     [
         (["finetune.data="], "finetune.data is empty"),
-        (["finetune.data=none.jsonl"], "finetune.data: no file none.jsonl"),
-        (["finetune.eval_data=none.jsonl"], "finetune.eval_data: no file none.jsonl"),
+        (["finetune.data=none.jsonl"], "finetune.data: no file or folder none.jsonl"),
+        (["finetune.eval_data=none.jsonl"], "finetune.eval_data: no file or folder none.jsonl"),
+        (["finetune.init_adapter=none"], "finetune.init_adapter: no file or folder none"),
         (["finetune.early_stop=2"], "finetune.early_stop=2 has an effect only with"),
         (["finetune.take=0"], "finetune.take"),
         (["parallel=tp2", "model=deepseek_v2_lite"], "has latent attention, which is not divided"),

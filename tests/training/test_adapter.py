@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.training.adapter import new_lora, opened_lora
+from lite_runner.training.adapter import in_memory, new_lora, opened_lora
 from lite_runner.training.options import LoraOptions
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from tests.each import each
@@ -82,3 +83,23 @@ def test_first_values_and_scales(tmp_path: Path) -> None:
     again = opened_lora(model, tmp_path / "x")
     assert {one.scale for one in again.deltas.values()} == {4.0}
     assert all(np.array_equal(again.arrays[name], one) for name, one in found.arrays.items())
+
+
+def test_an_adapter_that_cannot_be_trained_further(tmp_path: Path) -> None:
+    """One A is trained for all parts of a fused module, and one adapter at a time."""
+    model = reference_model("bloom")
+    adapter = new_lora(model, lora(), 0).adapter()
+    pairs = dict(adapter.pairs)
+    name = next(iter(pairs))
+    pairs[name] = replace(pairs[name], a=in_memory(-pairs[name].a.float32()))
+    adapters = {"x": adapter, "y": replace(adapter, pairs=pairs)}
+    write_adapters(adapters, model, tmp_path, "mindformers", listed=True)
+    assert opened_lora(model, tmp_path / "x").arrays
+    with pytest.raises(ConfigError, match=r"y: .*query_key_value: its parts have different A's"):
+        opened_lora(model, tmp_path / "y")
+    with pytest.raises(ConfigError) as raised:
+        opened_lora(model, tmp_path)
+    assert f"finetune.init_adapter: {tmp_path} lists 2 adapters" in str(raised.value)
+    assert raised.value.hint == f"finetune.init_adapter={tmp_path / 'x'}"
+    with pytest.raises(ArtifactError, match=r"finetune.init_adapter: .* expected lora_adapter"):
+        opened_lora(model, tmp_path / "x" / "adapter_model.ckpt")

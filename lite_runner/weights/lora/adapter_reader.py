@@ -148,11 +148,13 @@ def _misfits(
     return found
 
 
-def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
-    """Name -> folder of the adapters that `path` lists; see `open_adapters`."""
+def adapter_folders(
+    path: Path, root: Path | None = None, *, key: str = "adapter_path"
+) -> dict[str, Path]:
+    """Name -> folder of the adapters that `path` of a `key` lists; see `open_adapters`."""
     if not path.exists():
         raise ArtifactError(
-            f"adapter_path: {path}: no such file or folder",
+            f"{key}: {path}: no such file or folder",
             f"give {LISTING} ({{name: folder}}), or an adapter's folder",
         )
     if not is_listing(path):
@@ -162,9 +164,7 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
         if _is_inside(path.parent, root):
             check_inside(root, path)
     if path.suffix != ".json":
-        raise ArtifactError(
-            f"adapter_path: {path}: expected {LISTING} or a folder", f"try {path.parent}"
-        )
+        raise ArtifactError(f"{key}: {path}: expected {LISTING} or a folder", f"try {path.parent}")
     listed = read_json_object(path)
     if not listed:
         raise ArtifactError(f"{path}: lists no adapter, expected {{name: folder}}")
