@@ -94,6 +94,11 @@ def notes(config: RunConfig) -> list[str]:
         from lite_runner.backends.lite.ge import ge_notes
 
         found += ge_notes(config.infer)
+    if config.run_mode == "finetune":
+        from lite_runner.training.options import TrainOptions
+
+        assert isinstance(config, TrainOptions)
+        found += config.finetune.without_effect()
     return found
 
 

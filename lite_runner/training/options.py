@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from lite_runner.config import Invalid, invalid
+from lite_runner.config import Invalid, invalid, show
+from lite_runner.config.groups import values_of
 from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat, ModelSource
@@ -112,6 +113,27 @@ class FinetuneOptions:
                 "finetune.lora.targets",
                 "finetune.lora.targets: an empty list, expected names of modules, or null",
             )
+
+    def without_effect(self) -> Iterator[str]:
+        """Notes on keys that others leave without effect."""
+        lora = {f"lora.{name}": value for name, value in vars(self.lora).items()}
+        given = {"epochs": self.epochs, **lora}
+        usual = values_of("run_mode", "finetune")
+        changed = {
+            name: f"finetune.{name}={show(value)}"
+            for name, value in given.items()
+            if value != usual[f"finetune.{name}"]
+        }
+        causes: dict[str, Iterable[str]] = {}
+        if self.steps is not None:
+            causes[f"finetune.steps={self.steps}"] = ("epochs",)
+        if self.full:
+            causes["finetune.full=true"] = lora
+        if self.init_adapter:  # has all of an adapter's settings but the dropout
+            causes[f"finetune.init_adapter={self.init_adapter}"] = lora.keys() - {"lora.dropout"}
+        for cause, names in causes.items():
+            if idle := [text for name, text in changed.items() if name in names]:
+                yield f"{', '.join(idle)}: no effect with {cause}"
 
 
 def _exists(path: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lite_runner.config.sections import Ranks
-from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
 from lite_runner.records import dataclass
 from lite_runner.system.environment import cores
 from lite_runner.system.memory import freed_blocks_kept
@@ -129,10 +129,17 @@ def step_size(options: FinetuneOptions, ranks: Ranks) -> int:
 
 
 def step_count(options: FinetuneOptions, examples: int, ranks: Ranks) -> int:
-    """The number of steps of a training."""
+    """The number of steps of a training. Raises ConfigError for a warm-up of more."""
     if options.steps is not None:
         return options.steps
-    return max(1, math.ceil(options.epochs * examples / step_size(options, ranks)))
+    steps = max(1, math.ceil(options.epochs * examples / step_size(options, ranks)))
+    if options.warmup_steps > steps:
+        raise ConfigError(
+            f"finetune.warmup_steps: got {options.warmup_steps}, expected at most {steps}, the"
+            f" steps of finetune.epochs={options.epochs:g}",
+            "a smaller finetune.warmup_steps=, or more finetune.epochs=",
+        )
+    return steps
 
 
 class Trainer:

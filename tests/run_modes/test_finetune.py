@@ -257,6 +257,27 @@ def test_runs_that_cannot_be(
     assert message in capsys.readouterr().err
 
 
+def test_keys_without_effect_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    dry = [*RUN, "verbosity=1", "dry_run=true", "finetune_output=out", "finetune.lora.dropout=0.5"]
+    assert main([*dry, "finetune.lora.r=4", "finetune.steps=1", "finetune.schedule=linear"]) == 0
+    assert "no effect" not in capsys.readouterr().err
+    lora = ["finetune.lora.r=4", "finetune.lora.targets=[o_proj]"]
+    assert main([*dry, *lora, "finetune.full=true", "finetune.epochs=7", "finetune.steps=1"]) == 0
+    stderr = capsys.readouterr().err
+    assert "finetune.epochs=7.0: no effect with finetune.steps=1\n" in stderr
+    assert "finetune.lora.r=4, finetune.lora.dropout=0.5, finetune.lora.targets=" in stderr
+    assert main([*RUN, "finetune.steps=1", "finetune_output=one"]) == 0
+    assert main([*dry, "finetune.lora.r=4", "finetune.init_adapter=one"]) == 0
+    assert "finetune.lora.r=4: no effect with finetune.init_adapter=one" in capsys.readouterr().err
+
+
+def test_a_warm_up_is_no_longer_than_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["finetune.epochs=2", "finetune_output=out", "finetune.warmup_steps=3"]
+    refused([*RUN, *given], 2)
+    expected = "finetune.warmup_steps: got 3, expected at most 2, the steps of finetune.epochs=2\n"
+    assert expected in capsys.readouterr().err
+
+
 def test_a_normed_head_is_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["run_mode=finetune", "model=baichuan2_7b", "finetune.data=data.jsonl", "dry_run=true"]
     assert main([*given, "finetune_output=out", "finetune.full=true"]) == 2
