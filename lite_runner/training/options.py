@@ -53,7 +53,7 @@ class FinetuneOptions:
     epochs: Positive  # where steps is null
     batch_size: Count
     accumulate: Count  # batches per step
-    learning_rate: NotNegative
+    learning_rate: Annotated[float, Range(0, 1000)]  # far beyond any that trains, within float32
     schedule: Schedule
     warmup_steps: Index
     weight_decay: NotNegative

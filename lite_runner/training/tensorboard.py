@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -11,6 +12,7 @@ from lite_runner.system.protobuf import field, varint
 from lite_runner.training.trainer import StepMetrics
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, reversed
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 _TAGS = {
     "loss/train": "loss",
     "loss/eval": "eval_loss",
@@ -67,4 +69,6 @@ def _double(number: int, value: float) -> bytes:
 
 
 def _float(number: int, value: float) -> bytes:
+    # A norm of gradients may be too large for float32, which pack() refuses.
+    value = value if abs(value) <= _LARGEST else math.copysign(math.inf, value)
     return varint(number << 3 | 5) + struct.pack("<f", value)

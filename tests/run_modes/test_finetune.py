@@ -232,6 +232,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
         (["finetune.init_adapter=none"], "finetune.init_adapter: no file or folder none"),
         (["finetune.early_stop=2"], "finetune.early_stop=2 has an effect only with"),
         (["finetune.take=0"], "finetune.take"),
+        (["finetune.learning_rate=1e39"], "finetune.learning_rate: got 1e+39, expected"),
         (["parallel=tp2", "model=deepseek_v2_lite"], "has latent attention, which is not divided"),
         (["finetune_output="], "finetune_output is empty"),
         (["finetune.warmup_steps=9"], "finetune.warmup_steps: got 9, expected at most the 8"),

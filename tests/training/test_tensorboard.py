@@ -20,3 +20,4 @@ def test_steps_are_records() -> None:
     assert found[8 + 4 + 9 :].startswith(bytes.fromhex(EVENT)[9:12])
     assert bytes.fromhex(EVENT)[14:] in found  # the loss, among others
     assert b"loss/eval" not in found
+    assert b"grad_norm\x15\x00\x00\x80\x7f" in event(StepMetrics(1, 1.5, 1e39, 0.125, 40, 2.0))
