@@ -77,7 +77,8 @@ class PetConfig(MindFormerConfig):
 
 
 class LoraConfig(PetConfig):
-    """The `pet_config` of a model with LoRA. Settings of training change nothing."""
+    """The `pet_config` of a model with LoRA. Of further settings only `lora_dropout` is read, by
+    Trainer.finetune."""
 
     def __init__(
         self,

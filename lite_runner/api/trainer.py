@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lite_runner import launch
+from lite_runner import launch, progress
 from lite_runner.api.auto_model import AutoModel
 from lite_runner.api.config import AutoConfig, PretrainedConfig
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TextGenerationPipeline, check_task
-from lite_runner.api.settings import read_batch_size
+from lite_runner.api.settings import as_mapping, read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config import at, did_you_mean, nearest
 from lite_runner.config.mindformers_training import evaluation_of
@@ -54,6 +55,13 @@ _FINETUNE = {
     "save_steps": "save_steps",
     "eval_steps": "eval_steps",
 }
+# Settings of a model's pet_config, as a yaml's are read.
+_LORA = {
+    "lora_rank": "r",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "targets",
+}
 # Arguments of a Trainer: all of training, and of pictures and sounds.
 _OBJECTS_OF_TRAINING = (
     *("train_dataset", "eval_dataset", "optimizers", "wrapper", "callbacks", "eval_callbacks"),
@@ -87,8 +95,7 @@ class TrainingArguments:
             if name not in _OF_TRAINING and value:
                 near = did_you_mean(nearest(name, (*_OF_TRAINING, "batch_size", "output_dir")))
                 raise ConfigError(
-                    f"TrainingArguments: {name} is not a setting of training, and a model has its"
-                    f" own settings{near}",
+                    f"TrainingArguments: no training argument {name!r}{near}",
                     "set it on the model's config, or by init_context",
                 )
         self.output_dir, self.batch_size, self.seed = output_dir, batch_size, seed
@@ -102,6 +109,12 @@ class TrainingArguments:
         }
         # -1: not given, as there.
         return {key: str(value) for key, value in found.items() if value not in (None, -1)}
+
+    def note_idle(self) -> None:
+        """Say which settings `finetune` does not take."""
+        idle = [name for name, value in self._training.items() if value and name not in _FINETUNE]
+        if idle:
+            progress.note(f"no effect here, of TrainingArguments: {', '.join(sorted(idle))}")
 
 
 class Trainer:
@@ -122,8 +135,8 @@ class Trainer:
     ) -> None:
         """`model`: an object, or what AutoModel takes, None: `model_name`, or that of a yaml file
         or a MindFormerConfig as `args`; `tokenizer`: None takes the model's own; `pet_method`:
-        "lora" trains an adapter. `training` has train_dataset and eval_dataset, paths of files for
-        `finetune`; optimizers and callbacks change nothing.
+        "lora" trains an adapter, as a pet_config of the model does. `training` has train_dataset
+        and eval_dataset, paths of files for `finetune`; optimizers and callbacks change nothing.
 
         Raises ConfigError, ArtifactError.
         """
@@ -154,7 +167,8 @@ class Trainer:
         self._training, self._lora = training, pet_method == "lora"
         raw: Any = of_file or {}
         if isinstance(raw, str | Path):
-            raw = read_yaml(Path(raw), "Trainer") if str(raw).endswith(".yaml") else {}
+            path = Path(raw).expanduser()
+            raw = read_yaml(path, "Trainer") if path.suffix in (".yaml", ".yml") else {}
         given = training.get("eval_dataset")
         self._eval_dataset = given or at(raw, "eval_dataset.data_loader.dataset_dir")
         self._metric = at(raw, "metric.type")
@@ -175,7 +189,7 @@ class Trainer:
         """
         self._load(predict_checkpoint)
         settings = self.model.config.run_config()
-        output = str(self._args.output_dir) or settings.output_dir
+        output = self._output_dir(settings.output_dir)
         folder = f"{output}/{settings.model_name}_mindir"
         launch.launch(
             self.model.config.export_config(
@@ -213,8 +227,8 @@ class Trainer:
         overwrite: bool = False,
     ) -> Path:
         """Train on the examples of train_dataset as run_mode=finetune, on the CPU; gives the folder
-        with the adapter (pet_method="lora") or the model, output_dir/<model>_lora or
-        <model>_finetuned.
+        with the adapter (pet_method="lora", or a pet_config of the model) or the model,
+        output_dir/<model>_lora or <model>_finetuned.
 
         `finetune_checkpoint`: as for `export`. Raises ConfigError without a train_dataset, for a
         folder that is not empty (without `overwrite`), and whatever training may.
@@ -227,11 +241,13 @@ class Trainer:
             )
         self._load(finetune_checkpoint)
         settings = self.model.config.run_config()
-        output = str(self._args.output_dir) or settings.output_dir
-        folder = f"{output}/{settings.model_name}_{'lora' if self._lora else 'finetuned'}"
+        output = self._output_dir(settings.output_dir)
+        lora = self._lora_keys()
+        folder = f"{output}/{settings.model_name}_{'finetuned' if lora is None else 'lora'}"
         keys = {
             "finetune.data": str(data),
-            "finetune.full": str(not self._lora),
+            "finetune.full": str(lora is None),
+            **(lora or {}),
             "finetune.resume": str(resume_training),
             "finetune_output": folder,
             "output_dir": output,
@@ -240,6 +256,7 @@ class Trainer:
         }
         if isinstance(evaluated, str | Path):
             keys["finetune.eval_data"] = str(evaluated)
+        self._args.note_idle()
         launch.launch(self.model.config.finetune_config(keys))
         return Path(folder)
 
@@ -287,7 +304,7 @@ class Trainer:
                 found = evaluation_of(metric, data)
             except ValueError as error:
                 raise ConfigError(f"Trainer: {error}") from None
-        output = str(self._args.output_dir) or self.model.config.run_config().output_dir
+        output = self._output_dir(self.model.config.run_config().output_dir)
         launch.launch(self.model.config.eval_config({**found, "output_dir": output}))
         result = read_json_object(Path(output, "latest", RESULT))
         if "evaluation" in result:
@@ -298,6 +315,21 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"Trainer({self.model.described})"
+
+    def _output_dir(self, usual: str) -> str:
+        return str(Path(str(self._args.output_dir) or usual).expanduser())
+
+    def _lora_keys(self) -> dict[str, str] | None:
+        """The keys of the adapter to train, as the model's pet_config says; None: all weights."""
+        pet = as_mapping(getattr(self.model.config, "pet_config", None))
+        if not isinstance(pet, Mapping) or str(pet.get("pet_type")).lower() != "lora":
+            return {} if self._lora else None
+        given = {key: pet.get(name) for name, key in _LORA.items()}
+        return {
+            f"finetune.lora.{key}": json.dumps(value) if isinstance(value, list) else str(value)
+            for key, value in given.items()
+            if value is not None
+        }
 
     def _load(self, checkpoint: str | Path | None) -> None:
         if not checkpoint:

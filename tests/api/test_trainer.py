@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lite_runner import (
+    AutoConfig,
     AutoModel,
     InferTask,
     LlamaConfig,
     LlamaForCausalLM,
+    LoraConfig,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -20,6 +23,7 @@ from lite_runner import (
 from lite_runner.api.exported import infer_config
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import MANIFEST, read_manifest
+from lite_runner.training.options import LoraOptions
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.layouts import random_checkpoint
 
@@ -82,6 +86,30 @@ def test_training_follows_its_arguments(method: str, tmp_path: Path) -> None:
     assert trainer.train(overwrite=True) == folder  # from the start
 
 
+def test_an_adapter_is_that_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pet_config of the model says what is trained, as that of a yaml does."""
+    trained: list[Any] = []
+    monkeypatch.setattr("lite_runner.launch.launch", trained.append)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data.jsonl").write_text('{"text": "1"}\n', encoding="utf-8")
+    args = TrainingArguments("~/out", total_steps=1, optim="sgd", warmup_ratio=0.5, do_eval=False)
+    for targets in (r".*\.wo|x{1,2}[a,b]: #'", ["wq", "wo"]):
+        config = AutoConfig.from_pretrained("tiny_llama")
+        pet = LoraConfig(lora_rank=2, lora_alpha=64, lora_dropout=0.5, target_modules=targets)
+        config.pet_config = pet
+        trainer = Trainer(args, model=config, train_dataset="~/data.jsonl")
+        assert trainer.finetune() == tmp_path / "out/tiny_llama_lora"
+        found = trained[-1].finetune
+        assert (found.full, found.steps) == (False, 1)
+        wanted = tuple(targets) if isinstance(targets, list) else targets
+        assert found.lora == LoraOptions(2, 64.0, 0.5, wanted, False)
+        assert (
+            "no effect here, of TrainingArguments: optim, warmup_ratio" in capsys.readouterr().err
+        )
+
+
 def test_invalid_arguments() -> None:
     with pytest.raises(ConfigError, match="batch_size: got 0"):
         TrainingArguments(batch_size=0)
@@ -127,11 +155,11 @@ def test_evaluating(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("some words and a few more", "utf-8")
     document = '{"context": "c", "question": "q?", "answers": {"text": ["a"]}}'
     (tmp_path / "squad.jsonl").write_text(document, "utf-8")
-    (tmp_path / "eval.yaml").write_text(
+    (tmp_path / "eval.yml").write_text(
         "trainer: {model_name: tiny_llama}\nmetric: {type: PerplexityMetric}\n"
         f"eval_dataset: {{data_loader: {{dataset_dir: {tmp_path}/texts.jsonl}}}}\n"
     )
-    trainer = Trainer(str(tmp_path / "eval.yaml"))
+    trainer = Trainer(str(tmp_path / "eval.yml"))
     found = trainer.evaluate()
     assert found["token_perplexity"] > 1 and found["perplexity"] > found["token_perplexity"]
     found = trainer.evaluate(eval_dataset=tmp_path / "words.txt")
