@@ -20,6 +20,7 @@ from lite_runner.weights.lora.adapter_config import lora_settings
 from lite_runner.weights.lora.adapter_reader import adapter_folders, open_adapters
 
 NAME = "finetune"
+_MERGE = "merge it into the model (run_mode=convert merge=true), and train a new adapter of that"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def lora_of(adapter: Adapter, model: Decoder) -> TrainedLora:
         held = [place for place in places if place.weight in adapter.pairs]
         if not held:
             continue
-        _check(module, places, held)
+        _check(module, places, held, adapter)
         a = f"{module}.lora_A"
         for place in held:
             pair = adapter.pairs[place.weight]
@@ -96,8 +97,7 @@ def lora_of(adapter: Adapter, model: Decoder) -> TrainedLora:
                 raise ConfigError(
                     f"{adapter.folder}: {module}: its parts have different A's; one A for all parts"
                     " can be trained",
-                    "merge it into the model (run_mode=convert merge=true), and train a new adapter"
-                    " of that",
+                    _MERGE,
                 )
             arrays[b] = pair.b.float32().copy()
             deltas[place.weight] = Delta(a, b, pair.scale)
@@ -163,16 +163,25 @@ def _fixed(place: TargetModule) -> str:
     return "experts are" if role in ("expert_gate", "expert_up", "expert_down") else ""
 
 
-def _check(module: str, places: Sequence[TargetModule], held: Sequence[TargetModule]) -> None:
-    """Raise ConfigError for a module that cannot be trained, or is named only in part."""
+def _check(
+    module: str,
+    places: Sequence[TargetModule],
+    held: Sequence[TargetModule],
+    adapter: Adapter | None = None,
+) -> None:
+    """Raise ConfigError for a module of finetune.lora.targets, or of an `adapter`, that cannot be
+    trained, or is named only in part."""
+    where = "finetune.lora.targets" if adapter is None else str(adapter.folder)
     if what := _fixed(held[0]):
         raise ConfigError(
-            f"finetune.lora.targets: {module}: {what} not trained as LoRA",
-            "choose modules of attention and feed-forward, or finetune.full=true",
+            f"{where}: {module}: {what} not trained as LoRA",
+            "choose modules of attention and feed-forward, or finetune.full=true"
+            if adapter is None
+            else _MERGE,
         )
     if len(held) < len(places):
         raise ConfigError(
-            f"finetune.lora.targets: {module} of Hugging Face is {len(places)} modules of"
-            f" MindFormers, of which {len(held)} are named; an adapter for PEFT has all of them",
-            f"finetune.lora.targets=[{module.rpartition('.')[2]}]",
+            f"{where}: {module} of Hugging Face is {len(places)} modules of MindFormers, of which"
+            f" {len(held)} are named; an adapter for PEFT has all of them",
+            f"finetune.lora.targets=[{module.rpartition('.')[2]}]" if adapter is None else _MERGE,
         )

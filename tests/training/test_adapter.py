@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.training.adapter import in_memory, new_lora, opened_lora
+from lite_runner.training.adapter import in_memory, lora_of, new_lora, opened_lora
 from lite_runner.training.options import LoraOptions
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from tests.each import each
@@ -97,6 +97,9 @@ def test_an_adapter_that_cannot_be_trained_further(tmp_path: Path) -> None:
     assert opened_lora(model, tmp_path / "x").arrays
     with pytest.raises(ConfigError, match=r"y: .*query_key_value: its parts have different A's"):
         opened_lora(model, tmp_path / "y")
+    part = replace(adapter, folder=Path("z"), pairs={name: pairs[name]})
+    with pytest.raises(ConfigError, match=r"^z: .*query_key_value .* of which 1 are named"):
+        lora_of(part, model)
     with pytest.raises(ConfigError) as raised:
         opened_lora(model, tmp_path)
     assert f"finetune.init_adapter: {tmp_path} lists 2 adapters" in str(raised.value)
