@@ -234,7 +234,7 @@ def pieces_of(
 
 
 def _no_example(where: str, what: str) -> ConfigError:
-    return ConfigError(f"{where}: {what}; expected {'; or '.join(KINDS)}")
+    return ConfigError(f"{where}: {what}; expected an object with {'; or '.join(KINDS)}")
 
 
 def _text(record: Mapping[str, Any], key: str, where: str) -> str:

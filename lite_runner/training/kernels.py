@@ -1,5 +1,5 @@
 """The native kernels of training (native/src/training.cc): products of any two matrices, attention
-and elementwise operations, with their gradients. And that of searching for the scales of blocks.
+and elementwise operations, with their gradients; and the search for block scales.
 
 They may be called from several threads at once. A call computes in one thread, or in as many as
 `use_threads` sets, for a training whose texts are not divided among threads.
@@ -243,8 +243,8 @@ def gated_gradients(
 
 
 class Normed:
-    """x [n, width] by its root mean square, or less its mean (`centered`) by its deviation, times
-    a gain [width]; a shift [width] or none is added."""
+    """x [n, width] divided by its root mean square, or (`centered`) minus its mean, divided by its
+    standard deviation; times a gain [width], plus a shift [width] if there is one."""
 
     def __init__(
         self, x: Array, gain: Array, shift: Array | None, *, centered: bool, eps: float

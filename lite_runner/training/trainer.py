@@ -160,9 +160,9 @@ class Trainer:
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Changes the arrays that the network trains. `packs`: the texts of each example;
-        `evaluated`: those to evaluate on. `identity`: what a checkpoint must be of to
-        be resumed; `gather`: between the `ranks`; `interrupted`: asked before each step, which
-        is the last if it is true on one of them."""
+        `evaluated`: those to evaluate on. `identity`: must match that of a checkpoint to be
+        resumed; `gather`: between the `ranks`; `interrupted`: asked before each step, which is the
+        last if it is true on one of them."""
         self.network, self.packs, self.options = network, packs, options
         self.evaluated = evaluated
         self.seed, self.identity = seed, identity

@@ -131,7 +131,10 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"question": "x"}, "line 1: has question; expected text; or prompt and completion"),
+        (
+            {"question": "x"},
+            "line 1: has question; expected an object with text; or prompt and completion",
+        ),
         ([1], "line 1: is not an object"),
         ({"prompt": 3, "completion": "x"}, "line 1: prompt: got int, expected a string"),
         ({"completion": "x"}, "line 1: prompt: got nothing, expected a string"),
