@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lite_runner.backends.lite.export.job import ExportJob, default_length
-from lite_runner.config.model_dir import is_ours, yamls_in
+from lite_runner.config.model_dir import is_export, is_ours, yamls_in
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import MANIFEST, GraphName
 from lite_runner.records import dataclass
@@ -42,7 +42,7 @@ class OutputPaths:
         """Raises ConfigError if the path exists already."""
         taken = [self.folder]
         if self.stems is not None:
-            names = [MANIFEST]
+            names = [MANIFEST, "tokenizer.json", "tokenizer_config.json"]
             for stem in self.stems.values():
                 names += [f"{stem}.mindir", f"{stem}_graph.mindir", f"{stem}_variables"]
             taken = [self.folder / name for name in names]
@@ -106,7 +106,8 @@ def _move(source: Path, target: Path) -> None:
 
 def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths:
     """The output paths of a config: those of its graphs, `folder`, or, where that
-    is "", in a folder of output_dir."""
+    is "", in a folder of output_dir. Raises ConfigError for a folder to overwrite that is no
+    export."""
     settings, infer = job.settings, job.settings.infer
     if infer.prefill_model_path:
         first = Path(infer.prefill_model_path).expanduser()
@@ -117,7 +118,22 @@ def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths
     if not folder:
         parts = [settings.source.name, job.spec.layout, *_particulars(job)]
         folder = f"{settings.output_dir}/{'_'.join(parts)}"
-    return OutputPaths(Path(folder).expanduser(), overwrite=overwrite)
+    target = Path(folder).expanduser()
+    if target.name in ("", ".."):  # as export_output=., where a temporary folder has no name
+        target = target.resolve()
+    if overwrite and not _is_replaced(target):
+        raise ConfigError(
+            f"{target}: not an exported model, so overwrite=true does not replace it",
+            "choose another name, or remove it",
+        )
+    return OutputPaths(target, overwrite=overwrite)
+
+
+def _is_replaced(target: Path) -> bool:
+    """True if nothing but an export is lost when one is written to this path."""
+    if not target.exists() or is_export(target):
+        return True
+    return target.is_dir() and not any(target.iterdir())
 
 
 def _particulars(job: ExportJob) -> Iterator[str]:

@@ -56,7 +56,17 @@ def test_the_folder_of_two_paths(
     assert tuple(found.stems.values()) == stems
 
 
-@pytest.mark.parametrize("name", ["a.mindir", "b_graph.mindir", "a_variables", MANIFEST])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.mindir",
+        "b_graph.mindir",
+        "a_variables",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        MANIFEST,
+    ],
+)
 def test_existing_files_of_a_pair(tmp_path: Path, name: str) -> None:
     place = OutputPaths.of_graphs(
         {"prefill": tmp_path / "x/a", "increment": tmp_path / "x/b"}, overwrite=False
@@ -207,10 +217,34 @@ def test_adapters_have_folders_of_their_own(tmp_path: Path) -> None:
     assert sum("_check-point-" in name for name in names) == 2
 
 
-def test_a_name_that_is_given_is_kept() -> None:
+def of_output(folder: str, *, overwrite: bool) -> OutputPaths:
     config, _ = resolve(
-        parse(["run_mode=export", "model=tiny_llama", "export_output=x/y"], heads())
+        parse(["run_mode=export", "model=tiny_llama", f"export_output={folder}"], heads())
     )
     files = locate(config.source)
     job = job_of_export(config.settings, files, Ranks(), slots=config.predict_batch_size or 1)
-    assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")
+    return output_paths(job, config.export_output, overwrite=overwrite)
+
+
+def test_a_name_that_is_given_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_output("x/y", overwrite=False).folder == Path("x/y")
+    monkeypatch.chdir(tmp_path)
+    for here in (".", "new/.."):  # a temporary folder beside it has its name
+        assert of_output(here, overwrite=False).folder == tmp_path
+
+
+def test_only_an_export_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With overwrite=true."""
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("years of work")
+    Path("empty").mkdir()
+    Path("export").mkdir()
+    Path("export", MANIFEST).write_text('{"schema": 1, "layout": "full", "graphs": {}}')
+    Path("damaged").mkdir()
+    Path("damaged", MANIFEST).write_text("{")
+    for folder in ("new", "empty", "export"):
+        of_output(folder, overwrite=True).check()
+    for folder in (".", "notes.txt", "damaged"):
+        with pytest.raises(ConfigError, match="not an exported model, so overwrite=true") as caught:
+            of_output(folder, overwrite=True)
+        assert "remove it" in caught.value.hint
