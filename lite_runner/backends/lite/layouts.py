@@ -123,8 +123,11 @@ class ResizableBackend:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
         read, write = list(sources), list(targets)
         used = int(self._filled[read].max(initial=0))
-        for cache in self._cache if self._decoding is None else self._inputs.past:
-            cache[write, :, :used] = cache[read, :, :used]
+        bound = 0 if self._decoding is None else self._decoding.past
+        for past in self._inputs.past if bound else ():
+            past[write, :, :used] = past[read, :, :used]
+        for cache in self._cache:  # behind what is bound, which a longer slot has
+            cache[write, :, bound:used] = cache[read, :, bound:used]
         self._filled[write] = self._filled[read]
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from lite_runner.backends import Row
 from lite_runner.backends.lite.engines.worker import WorkerEngine
 from lite_runner.backends.lite.layouts import NoCacheBackend, ResizableBackend, chunks, decode_span
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.graph_inputs import COMMON, not_resizable, specs_of
+from lite_runner.mindir.graph_inputs import COMMON, dynamic_inputs, not_resizable, specs_of
 from lite_runner.mindir.manifest import Graph, Manifest
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.read_ahead import ReadAhead
@@ -223,6 +223,37 @@ def test_a_graph_of_another_layout_is_refused(tmp_path: Path, exported: Export) 
         ArtifactError, match=r"not those of the model: .*q_rows.* expected .*tokens"
     ):
         ResizableBackend(other, NoEngine(), 1)
+
+
+def test_a_copy_while_shorter_rows_decode_is_whole(manifest_of: Callable[..., Manifest]) -> None:
+    """A decode binds the cache as far as its rows reach alone; the slot goes on behind that."""
+    config = reference_model("llama")
+
+    class Engine(NoEngine):
+        """Each key and value is its token."""
+
+        def bind(self, graph: str, shapes: Any) -> list[NDArray]:
+            self.bound = [np.zeros(shape, np.float32) for shape in shapes]
+            return self.bound
+
+        def run(self, graph: str) -> list[NDArray]:
+            rows = self.bound[-1].shape[0]
+            new = self.bound[0].reshape(rows, 1, -1, 1)
+            heads = config.num_layers * 2 * config.n_kv_heads
+            shape = (rows, heads, new.shape[2], config.head_dim)
+            return [np.zeros((rows, config.vocab_size)), np.broadcast_to(new, shape)]
+
+    graph = Graph("x.ms", dynamic_inputs(config), ())
+    engine = Engine()
+    model = ResizableBackend(manifest_of("llama", "resizable", {"model": graph}, 1, 200), engine, 3)
+    tokens = np.arange(1, 151, dtype=np.int32) % 90
+    model.forward([Row(0, tokens, 0), Row(1, tokens[:4], 0)])
+    model.forward([Row(1, tokens[:1], 4)])  # 63 positions are bound
+    model.copy([0, 1], [2, 0])
+    for slot, length, text in ((2, 150, tokens), (0, 5, [1, 2, 3, 4, 1])):
+        model.forward([Row(slot, tokens[:2], length)])
+        for past in engine.bound[-2 * config.num_layers :]:
+            assert np.array_equal(past[0, 0, :, 0], text)
 
 
 @pytest.mark.parametrize(("position", "span"), [(0, 64), (62, 64), (63, 128), (1000, 1024)])
