@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -335,9 +335,9 @@ def verify(
     with each number of PROBE_THREADS; without `hidden` tokens, which the graph does not see. Of
     several ranks each calls this, for its graphs. Raises ArtifactError where they differ by more
     than the precision, or `tolerance`, allows."""
-    prompts, engine = _probes(manifest, hidden), job.engine
+    texts, engine = _probes(manifest, hidden), job.engine
     online = reference_backend(job, LENGTH)
-    expected = _logits(online, prompts)
+    expected = _logits(online, texts)
     online.close()
     limit = max(TOLERANCE[manifest.precision], tolerance)
     graphs = manifest.paths(folder, job.ranks.tensor_index)
@@ -346,7 +346,7 @@ def verify(
         with progress.step(f"verify in {engine.name}, threads={threads}"):
             backend = open_exported(graphs, manifest, options, slots=1)
             try:
-                got = _logits(backend, prompts)
+                got = _logits(backend, texts)
             finally:
                 backend.close()
         largest = np.abs(expected).max()
@@ -386,22 +386,25 @@ def reference_backend(job: ExportJob, length: int) -> Backend:
         weights.close()
 
 
-def _probes(manifest: Manifest, hidden: Collection[int]) -> list[NDArray[np.int32]]:
+def _probes(manifest: Manifest, hidden: Collection[int]) -> list[list[NDArray[np.int32]]]:
+    """Prompts, each followed by as many single tokens as there is room for."""
     generator = np.random.default_rng(0)
-    sizes = [min(size, manifest.seq_length - PROBE_STEPS) for size in PROBE_PROMPTS]
+    steps = min(PROBE_STEPS, manifest.seq_length - 1)
+    sizes = [min(size, manifest.seq_length - steps) for size in PROBE_PROMPTS]
     seen = [token for token in range(manifest.model.vocab_size) if token not in hidden]
-    return [generator.choice(seen, size + PROBE_STEPS).astype(np.int32) for size in sizes]
+    texts = [generator.choice(seen, size + steps).astype(np.int32) for size in sizes]
+    return [
+        np.split(text, range(size, size + steps)) for size, text in zip(sizes, texts, strict=True)
+    ]
 
 
-def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.float32]:
-    """[prompts, steps + 1, vocab]: after each prompt and each of its last tokens, in one slot."""
+def _logits(backend: Backend, texts: Sequence[Sequence[NDArray[np.int32]]]) -> NDArray[np.float32]:
+    """[texts, pieces, vocab]: after each piece of a text, in one slot."""
     logits = []
-    for tokens in prompts:
-        start = len(tokens) - PROBE_STEPS
-        pieces = [tokens[:start], *np.split(tokens[start:], PROBE_STEPS)]
+    for pieces in texts:
         position = 0
         for piece in pieces:
             logits.append(backend.forward([Row(0, piece, position)])[0])
             position += len(piece)
     together: NDArray[np.float32] = np.stack(logits)
-    return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
+    return together.reshape(len(texts), len(texts[0]), -1)

@@ -32,7 +32,7 @@ class Fake:
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         (row,) = rows
         self.tokens = [*self.tokens[: row.position], *row.tokens.tolist()]
-        assert row.position + len(row.tokens) == len(self.tokens) <= self.limit
+        assert row.position < row.position + len(row.tokens) == len(self.tokens) <= self.limit
         self.longest = max(self.longest, len(self.tokens))
         logits = hashed_logits(self.tokens, 0)
         logits[3] += self.error * (len(self.tokens) > self.wrong)
@@ -74,7 +74,7 @@ def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
     return run
 
 
-@pytest.mark.parametrize("limit", [4, 8, 20, 21, 22, 64])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 8, 20, 21, 22, 64])
 def test_the_prompts_fit_the_model(verify: Verify, limit: int) -> None:
     """Of 18 tokens and 3 steps, or as many as there is room for."""
     assert verify(limit) == [min(limit, 21)] * 2  # with one thread, and with two
