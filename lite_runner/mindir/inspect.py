@@ -74,9 +74,12 @@ def read_graph(path: Path) -> GraphInfo:
     Raises ArtifactError if the file is missing, encrypted, no MindIR, or of an unknown version.
     """
     model = read_model(path)
+    inputs = tuple(_specs(model.graph.input))
+    if not inputs:
+        raise ArtifactError(f"{path}: not a MindIR, or one without inputs")
     return GraphInfo(
         path,
-        tuple(_specs(model.graph.input)),
+        inputs,
         tuple(_specs(model.graph.output)),
         tuple(_spec(one.name, one) for one in model.graph.parameter),
         frozenset(_tuples(model.graph.node)),
@@ -239,7 +242,10 @@ def _single(graph: GraphInfo, model: Decoder) -> tuple[Layout, int, int, tuple[T
     batch, length = _ids_shape(graph)
     valid = batch >= 1 and 0 < batch * length <= MAX_POSITIONS
     for style in (*_styles(model), IDS) if valid else ():
-        positions = length if length > 1 else graph.inputs[-1].shape[0]
+        # An increment has the positions as its last input, of a size that only now is checked.
+        positions = length if length > 1 else next(iter(graph.inputs[-1].shape), 0)
+        if not 0 < batch * positions <= MAX_POSITIONS:
+            continue
         role: GraphName = "prefill" if length > 1 else "increment"
         wanted = specs_of(style, role, batch, positions)
         if _matches(graph.inputs, wanted):
@@ -393,16 +399,17 @@ def sizes_of(
     tables = [shape for name, shape in shapes.items() if _EMBEDDING.search(name)]
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     wide = [shapes[name] for name in shapes if name.endswith(_feed_forward(architecture))]
-    if not tables or not layers or not wide or len(tables[0]) != 2:
+    known = tables and layers and wide
+    if not known or len(tables[0]) != 2 or min(tables[0]) < 1:
         raise ArtifactError(
             f"its sizes cannot be inferred, or it is not a {architecture.name}", _NAME_IT
         )
     vocab, hidden = tables[0]
     # head_dim: the last axis of the value cache, else of a reshape target [.., heads, head_dim].
-    dims = {shape[-1] for name, shape in shapes.items() if _VALUES.search(name)} or {
+    dims = {shape[-1] for name, shape in shapes.items() if shape and _VALUES.search(name)} or {
         one[3] for one in constants if len(one) == 4 and one[3] > 1 and one[2] * one[3] == hidden
     }
-    if len(dims) != 1:
+    if len(dims) != 1 or min(dims) < 1:
         raise ArtifactError("its number of heads cannot be inferred", _NAME_IT)
     head_dim = dims.pop()
     width = math.prod(wide[0]) // hidden
@@ -491,8 +498,10 @@ def _comparisons(
             biased = any(name.endswith(bias) for name in shapes)
             yield "qkv_has_bias", biased, model.attention.qkv_bias
     canonical = expected_tensors(model)
+    most = 1 + max((name.count(".") for name in canonical), default=0)
     for name, shape in shapes.items():
-        for start in (0, *(found.end() for found in re.finditer(r"\.", name))):
-            if (wanted := canonical.get(name[start:])) is not None:
+        parts = name.rsplit(".", most)  # a file's name may have millions of dots
+        for start in range(len(parts)):
+            if (wanted := canonical.get(".".join(parts[start:]))) is not None:
                 yield name, shape, tuple(size for size in wanted if size != 1)
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +12,18 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from mindspore.train.mind_ir_pb2 import ModelProto
+from mindspore.train.mind_ir_pb2 import ModelProto, TensorProto
 
+from lite_runner.architectures import architecture_of
 from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir import inspect, write_static_pair
 from lite_runner.mindir.inspect import foreign_manifest, read_graph
-from lite_runner.mindir.manifest import GraphName
+from lite_runner.mindir.manifest import GraphName, TensorSpec
 from lite_runner.mindir.skim import read_model
+from tests.each import each
 from tests.mindir.conftest import BATCH, LENGTH, Export
 from tests.models import reference_model
 from tests.sizes import resized
@@ -246,3 +249,64 @@ def test_tokens_may_be_those_of_every_position(
     else:
         with pytest.raises(ArtifactError, match=r"returns int32 \[1, 6\], expected logits"):
             inspect._samples(graph, 2, reference_model("llama"))
+
+
+def test_inputs_of_any_size_or_none(tmp_path: Path) -> None:
+    """Nothing is made in the sizes that a file gives before they are known to be in bounds."""
+    path = tmp_path / "x.mindir"
+
+    def given(*inputs: tuple[int, tuple[int, ...]]) -> ArtifactError:
+        model = ModelProto()
+        for index, (dtype, shape) in enumerate(inputs):
+            tensor = model.graph.input.add(name=f"x{index}").tensor.add(data_type=dtype)
+            tensor.dims.extend(shape)
+        model.graph.input.add(name="no tensor")
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(ArtifactError) as caught:
+            foreign_manifest({"model": path}, reference_model("llama"), "tiny")
+        return caught.value
+
+    ids = (TensorProto.INT32, (1, 1))
+    for last in ((2**33,), (2**62, 1), (0,), (-1,), ()):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert "unknown layout" in given(ids, (TensorProto.INT64, last)).message
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
+    assert "one without inputs" in given().message
+
+
+def test_a_name_of_millions_of_dots() -> None:
+    """Quadratic work would take minutes."""
+    model = reference_model("llama")
+    end = "model.layers.1.attention.wq.weight"
+    names = ["." * 10**6, "." * 10**6 + end]
+    (error,) = inspect.mismatches(
+        model, [TensorSpec(name, (7, 64), "float32") for name in names], cache_rows=None
+    )
+    assert error.endswith(f"{end}: got (7, 64), expected (64, 32)")
+
+
+@each(
+    ("name", "shape", "message"),
+    [
+        ("embedding.weight", (10, 0), "sizes cannot be inferred"),
+        ("embedding.weight", (-1, 32), "sizes cannot be inferred"),
+        ("blocks.0.values", (), "number of heads cannot be inferred"),
+        ("blocks.0.values", (2, 4, 48, 0), "number of heads cannot be inferred"),
+    ],
+)
+def test_sizes_of_a_damaged_graph(name: str, shape: tuple[int, ...], message: str) -> None:
+    shapes = {
+        "embedding.weight": (96, 32),
+        "blocks.0.values": (2, 2, 48, 8),
+        "blocks.0.w1.weight": (64, 32),
+        "blocks.0.wk.weight": (16, 32),
+    }
+    architecture = architecture_of(reference_model("llama"))
+
+    def specs() -> list[TensorSpec]:
+        return [TensorSpec(one, size, "float32") for one, size in shapes.items()]
+
+    assert inspect.sizes_of(architecture, specs(), ())["num_heads"] == 4
+    shapes[name] = shape
+    with pytest.raises(ArtifactError, match=message):
+        inspect.sizes_of(architecture, specs(), ())
