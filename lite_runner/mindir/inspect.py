@@ -444,8 +444,9 @@ def has_cache(parameters: Iterable[TensorSpec]) -> bool:
 
 
 def _feed_forward(architecture: Architecture) -> tuple[str, ...]:
-    """Name suffixes of a layer's first feed-forward weight (the gate if gated)."""
-    if not architecture.names:  # a custom network: names are unknown
+    """Name suffixes of a layer's first feed-forward weight (the gate if gated); none of a custom
+    network, whose names are unknown, and of a model that has experts alone."""
+    if "up" not in architecture.names:
         return ()
     if "gate" in architecture.names:
         return (_suffix(architecture, "gate", "weight"), ".w1.weight")  # MindFormers', ours

@@ -23,6 +23,7 @@ from lite_runner.mindir import inspect, write_static_pair
 from lite_runner.mindir.inspect import foreign_manifest, read_graph
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 from lite_runner.mindir.skim import read_model
+from tests import references
 from tests.each import each
 from tests.mindir.conftest import BATCH, LENGTH, Export
 from tests.models import reference_model
@@ -272,6 +273,12 @@ def test_inputs_of_any_size_or_none(tmp_path: Path) -> None:
         assert "unknown layout" in given(ids, (TensorProto.INT64, last)).message
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
     assert "one without inputs" in given().message
+
+
+def test_no_model_lacks_what_graphs_are_compared_with() -> None:
+    """Those that have experts alone have no feed-forward weight."""
+    for case in references.every():
+        assert not inspect.mismatches(reference_model(case), (), cache_rows=8), case
 
 
 def test_a_name_of_millions_of_dots() -> None:
