@@ -87,7 +87,7 @@ class PrefixFiles:
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="read-prefix")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-prefix")
         self._lock = threading.Lock()
-        self._queued = 0  # bytes; guarded by the lock
+        self._queued: dict[str, int] = {}  # bytes of blocks to write; guarded by the lock
         # The writer's own:
         self._most: int | None = None  # bytes of all prefixes
         self._room = 0  # bytes to write until they are counted again
@@ -108,6 +108,8 @@ class PrefixFiles:
         there = first
         while there < len(names) and (folder / names[there]).exists():
             there += 1
+        with self._lock:  # those that were removed meanwhile are to be stored again
+            self._known.difference_update(set(names[there:]) - self._queued.keys())
         gained, read = there * BLOCK - cached, (there - first) * BLOCK
         if gained < BLOCK or gained * _DEAREST < read:
             return None
@@ -149,9 +151,9 @@ class PrefixFiles:
                     return
                 block = self._model.read_positions(slot, place * BLOCK, BLOCK)
                 with self._lock:
-                    if self._queued and self._queued + block.nbytes > QUEUED:
+                    if self._queued and sum(self._queued.values()) + block.nbytes > QUEUED:
                         return
-                    self._queued += block.nbytes
+                    self._queued[name] = block.nbytes
                 self._writer.submit(self._write, name, block)
             self._known.add(name)
 
@@ -224,7 +226,7 @@ class PrefixFiles:
             progress.detail(f"a prefix is not stored: {error.message}")
         finally:
             with self._lock:
-                self._queued -= block.nbytes
+                self._queued.pop(name, None)
 
     def _trim(self, needed: int) -> int:
         """Remove the oldest prefixes beyond the limit; returns the bytes to write until the next

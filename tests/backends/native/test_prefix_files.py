@@ -264,6 +264,25 @@ def test_the_oldest_make_room(
     assert answer(opened(), text)[0] == 2 * BLOCK  # the newest
 
 
+def test_what_was_removed_is_stored_again(
+    opened: Open, prompt: NDArray[np.int32], cache: Path
+) -> None:
+    """By another process, or to make room: later blocks are of no use without it."""
+    backend = opened()
+    answers(backend, [prompt])
+    assert backend.stored is not None
+    backend.stored._writer.submit(int).result()  # all is written
+    names = sorted(cache.glob("*/[!.]*"))
+    assert len(names) == 2
+    for removed in names:
+        removed.unlink()
+        answers(backend, [np.roll(prompt, shift) for shift in (1, 2, 3)])  # in every slot
+        answers(backend, [prompt])
+        backend.stored._writer.submit(int).result()
+        assert removed.exists()
+    backend.close()
+
+
 def test_a_full_disk_stores_nothing(opened: Open, prompt: NDArray[np.int32], cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("in the way")
@@ -277,7 +296,7 @@ def test_a_queue_that_is_full_stores_the_rest_later(
     monkeypatch.setattr(prefix_files, "QUEUED", 1)
     held = opened()
     assert held.stored is not None
-    held.stored._queued = 1  # by another prompt
+    held.stored._queued = {"of another prompt": 1}
     answer(held, prompt)
     assert not list(cache.glob("*/*"))
     assert answer(opened(), prompt)[0] == 0
