@@ -107,11 +107,16 @@ class WorkerEngine:
             for name, path in graphs.items()
         }
         memories = [memory for graph in self._graphs.values() for memory in _memories(graph)]
-        self._process = WorkerProcess(
-            LITE,
-            worker_command(found, Path(__file__).with_name("lite_worker.py")),
-            [memory.descriptor for memory in memories],
-        )
+        try:
+            self._process = WorkerProcess(
+                LITE,
+                worker_command(found, Path(__file__).with_name("lite_worker.py")),
+                [memory.descriptor for memory in memories],
+            )
+        except BaseException:
+            for memory in memories:
+                memory.close()
+            raise
         self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
         try:
             self._start(found)

@@ -111,6 +111,17 @@ def stand_in(tmp_path: Path) -> Iterator[Engine]:
         engine.close()
 
 
+def test_a_python_that_cannot_be_started_leaves_no_files_open(tmp_path: Path) -> None:
+    model = tmp_path / "model.mindir"
+    model.touch()
+    gc.collect()
+    before = psutil.Process().num_fds()
+    with pytest.raises(EnvironmentFault, match="cannot be started"):
+        WorkerEngine({"model": model}, threads=1, python=tmp_path / "no python")
+    gc.collect()
+    assert psutil.Process().num_fds() == before
+
+
 @pytest.fixture(scope="module")
 def lite(lite_python: Path, tiny_mindir: Path) -> Iterator[WorkerEngine]:
     engine = WorkerEngine(
