@@ -225,7 +225,7 @@ class WorkerProcess:
         return b"".join(parts)
 
     def _refusal(self, kind: type[RunnerError], message: dict[str, Any], doing: str) -> RunnerError:
-        reason = str(message["error"]).strip().splitlines()[0]
+        reason = next(iter(str(message["error"]).strip().splitlines()), "no message")
         return self._error(kind, f"{doing}: {self._product} failed: {reason}")
 
     def _error(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
@@ -241,5 +241,6 @@ def _exit_status(code: int | None) -> str:
     if code is None:
         return "closed its end of the pipe"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        names = {int(one): one.name for one in signal.Signals}  # none of most real-time signals
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,6 +36,9 @@ class Worker:
 
     def hide(self):
         raise RuntimeError("see the manual") from ValueError("disk full\\nmore")
+
+    def say_nothing(self):
+        raise RuntimeError(" ")
 
     def bury(self):
         try:
@@ -76,6 +81,19 @@ def test_events_come_before_the_answer(process: WorkerProcess) -> None:
 def test_an_error_has_the_first_line_of_its_cause(process: WorkerProcess, op: str) -> None:
     with pytest.raises(RunnerError, match=r"see the manual \(from: disk full\)$"):
         ask(process, [], op=op)
+
+
+def test_an_error_without_a_message(process: WorkerProcess) -> None:
+    with pytest.raises(RunnerError, match="working: The Product failed: no message"):
+        ask(process, [], op="say_nothing")
+
+
+def test_a_signal_without_a_name(process: WorkerProcess) -> None:
+    """One for real time, as a container's stop signal may be."""
+    process.ask({"op": "ping"}, seconds=20, doing="starting")
+    os.kill(process.pid, signal.SIGRTMIN + 6)
+    with pytest.raises(RunnerError, match=rf"was killed by signal {signal.SIGRTMIN + 6}"):
+        ask(process, [])
 
 
 def test_another_thread_may_close_it(process: WorkerProcess) -> None:
