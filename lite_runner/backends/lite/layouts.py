@@ -341,12 +341,15 @@ def _shown(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in specs)
 
 
-def cannot_copy(layout: str) -> tuple[str, str]:
-    """Message and hint for a layout whose cache slots cannot be copied."""
+def cannot_copy(layout: str, *, given: bool = True) -> tuple[str, str]:
+    """Message and hint for a layout whose cache slots cannot be copied. `given`: the run names the
+    graphs, which no other backend runs."""
     return (
-        "beams and num_return_sequences copy the cache from row to row, which a graph of the"
-        f" {layout} layout cannot, whose cache is internal",
-        "export with the resizable layout, or run with backend=native",
+        "beams and num_return_sequences copy the cache from row to row; graphs of the"
+        f" {layout} layout keep theirs inside, where it cannot be copied",
+        "export the model again with export.layout=resizable"
+        if given
+        else "export.layout=resizable, or backend=native",
     )
 
 

@@ -22,7 +22,7 @@ from lite_runner.backends.mindspore.device import choose_device
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
 from lite_runner.config.sections import AscendSettings, ExportSettings, Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
+from lite_runner.mindir.manifest import Layout, Manifest, is_pair, keeps_cache, read_manifest
 from lite_runner.model import ModelFiles
 from lite_runner.model.exported_model import ExportedModel
 from lite_runner.system import user_cache
@@ -42,22 +42,24 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
     choose_device(options.device, AscendSettings.of(settings.context))
     if options.folder is not None:
         settings = replace(settings, infer=in_folder(settings.infer, options.folder))
-    given = files.exported
+    given, generations = files.exported, dict.fromkeys(options.generation)
     if given is not None:
         manifest, folder = given.manifest, given.folder
-        check_fits(settings, given, slots, options.length)
+        for generation in generations:
+            check_generation(manifest.layout, generation, sampled=manifest.sampled, given=True)
+        check_fits(settings, given, slots, options.length, options.width)
         engine = engine_for(
             settings, manifest.layout, given.ge_files, ranks=ranks, sharing=manifest.ranks
         )
     else:
         spec = spec_of_run(settings, files, slots, options.length)
+        for generation in generations:
+            check_generation(spec.layout, generation, sampled=spec.sampled, given=False)
         engine = engine_for(settings, spec.layout, ranks=ranks)
         job = ExportJob(settings, files, options.tokenizer, spec, engine, ranks)
         folder, manifest = cached_export(job)
     check_ranks(settings.infer.rank_id, manifest, folder, engine, ranks)
     rank = ranks.tensor_index if ranks.size > 1 else settings.infer.rank_id % manifest.ranks
-    for generation in dict.fromkeys(options.generation):
-        check_generation(manifest, generation)
     with progress.step(f"load {folder.name} in {engine.name}", phase="read"):
         graphs = manifest.paths(folder, rank)
         return open_exported(graphs, manifest, engine, slots=slots)
@@ -135,9 +137,11 @@ def folder_in_cache(model_name: str, files: ModelFiles, spec: ExportSpec) -> Pat
     return cache_dir() / EXPORTS / f"{model_name}-{spec.layout}-{name}"
 
 
-def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, length: int) -> None:
+def check_fits(
+    settings: ExportSettings, given: ExportedModel, slots: int, length: int, width: int = 1
+) -> None:
     """Raises ConfigError, ArtifactError where the exported model that the user gave does not serve
-    a run of `slots` rows of `length` positions."""
+    a run of `slots` rows of `length` positions, `width` of which a prompt takes."""
     folder, manifest = given.folder, given.manifest
     if is_narrow(settings.kv_cache):
         raise ConfigError(
@@ -166,9 +170,12 @@ def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, lengt
         )
     check_length(length, asked)
     if not manifest.fits_any and slots > manifest.batch_size:
+        prompts = manifest.batch_size // width
         raise ConfigError(
-            f"{folder}: made for {manifest.batch_size} rows at a time, got {slots}",
-            f"{settings.batch_key}={manifest.batch_size}",
+            f"{folder}: exported for a batch size of {manifest.batch_size}, got {slots} rows",
+            f"{settings.batch_key}={prompts}"
+            if prompts
+            else f"export the model again with predict_batch_size={width}",
         )
 
 
@@ -193,12 +200,15 @@ def check_ranks(
         )
 
 
-def check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
-    """Raises ConfigError for options that the graphs cannot generate with."""
+def check_generation(
+    layout: Layout, generation: GenerationConfig, *, sampled: bool, given: bool
+) -> None:
+    """Raises ConfigError for options that graphs of this layout cannot generate with: `sampled`
+    ones, or `given` ones, which the run names."""
     copies = max(generation.num_beams, generation.num_return_sequences) > 1
-    if copies and not manifest.fits_any:
-        raise ConfigError(*cannot_copy(manifest.layout))
-    if manifest.sampled and (asked := more_than_greedy(generation)):
+    if copies and is_pair(layout):
+        raise ConfigError(*cannot_copy(layout, given=given))
+    if sampled and (asked := more_than_greedy(generation)):
         raise ConfigError(
             "the exported model chooses the likeliest token itself (is_sample_acceleration),"
             f" which rules out {', '.join(asked.values())}",
