@@ -141,7 +141,8 @@ def check_fits(
     settings: ExportSettings, given: ExportedModel, slots: int, length: int, width: int = 1
 ) -> None:
     """Raises ConfigError, ArtifactError where the exported model that the user gave does not serve
-    a run of `slots` rows of `length` positions, `width` of which a prompt takes."""
+    a run of `slots` rows of `length` positions, `width` of which a prompt takes. A note says which
+    settings have no effect on it."""
     folder, manifest = given.folder, given.manifest
     if is_narrow(settings.kv_cache):
         raise ConfigError(
@@ -176,6 +177,16 @@ def check_fits(
             f"{settings.batch_key}={prompts}"
             if prompts
             else f"export the model again with predict_batch_size={width}",
+        )
+    export = settings.export
+    decided = {  # by the export
+        f"export.layout={export.layout}": export.chosen_layout not in (None, manifest.layout),
+        "export.weight_fp16=true": export.weight_fp16 and manifest.precision != "float16",
+    }
+    for setting in (setting for setting, differs in decided.items() if differs):
+        progress.note(
+            f"{setting} has no effect on {folder}: exported as {manifest.layout} in"
+            f" {manifest.precision}"
         )
 
 

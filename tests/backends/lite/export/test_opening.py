@@ -44,6 +44,28 @@ def test_more_rows_than_were_exported_for(
     check_fits(config.settings, given, size * width, 8, width)
 
 
+@each(
+    ("settings", "layout", "notes"),
+    [
+        (["export.layout=resizable"], "static_pair", ["export.layout=resizable has no effect"]),
+        (["export.weight_fp16=true"], "resizable", ["export.weight_fp16=true has no effect"]),
+        (["export.layout=static_pair"], "static_pair", []),
+        ([], "full", []),
+    ],
+)
+def test_what_was_decided_by_the_export_is_noted(
+    manifest_of: Callable[..., Manifest], settings: list[str], layout: Layout, notes: list[str]
+) -> None:
+    words = ["backend=mslite", "predict_data=hi", "model=tiny_llama", *settings]
+    config, _ = resolve(parse(words, heads()))
+    given = ExportedModel(Path("x"), manifest_of("llama", layout, {}, 1, 8), ())
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lite_runner.progress.note", seen.append)
+        check_fits(config.settings, given, 1, 8)
+    assert seen == [f"{note} on x: exported as {layout} in float32" for note in notes]
+
+
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2, "top_k": 3}])
 def test_only_a_pair_cannot_copy_its_cache(options: dict[str, int]) -> None:
     generation = GenerationConfig(**options, do_sample="top_k" in options)
