@@ -165,7 +165,7 @@ class BlockPool:
             self._leave(blocks)
 
     def release(self, slot: int, length: int) -> None:
-        """Take a slot's blocks behind its first tokens."""
+        """Free a slot's blocks after its first `length` tokens."""
         held = self._held[slot]
         self._give(slot, held[: self._end(length)] if length else self.front)
         self._leave(held)

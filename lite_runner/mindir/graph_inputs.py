@@ -170,7 +170,7 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("queries and keys are normed over all heads together")
     behind = ((one.post_norm, one.sum_norm, one.out_norm) for one in model.blocks)
     if any(map(any, behind)) or any(one.norm is None for one in model.blocks):
-        reasons.append("norms are behind attention and feed-forward")
+        reasons.append("norms follow attention and feed-forward")
     if (model.embedding_scale, model.logits_scaling) != (1.0, 1.0) or any(
         one.residual_scale != 1 or one.attention.scale is not None for one in model.blocks
     ):
@@ -192,7 +192,7 @@ def not_resizable(model: Decoder) -> list[str]:
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
     if any(one.qk_norm_late or one.qk_norm_apart for one in attentions):
-        reasons.append("queries and keys are normed behind RoPE, or by weights of each head")
+        reasons.append("queries and keys are normed after RoPE, or by weights of each head")
     if any(one.latent is not None for one in attentions):
         reasons.append("attention is latent")
     if len({one.scale for one in attentions}) > 1:
@@ -205,7 +205,9 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("its head has a bias, or its positions do not begin with the first row")
     norms = [(one.norm, one.feed_forward.gated) for one in model.blocks if one.norm is not None]
     if any((one.kind == "rms") != gated or not one.bias for one, gated in norms):
-        reasons.append("LayerNorm has no bias or a gate behind it, or RMSNorm has no gate")
+        reasons.append(
+            "LayerNorm has no bias, or a gated network after it, or RMSNorm one without a gate"
+        )
     return reasons
 
 

@@ -102,7 +102,7 @@ def _errors(model: Decoder) -> Iterator[str]:
     if model.prefix is not None:
         tokens += (model.prefix.end_token_id, *model.prefix.mask_token_ids)
     if any(token is not None and not -1 <= token <= MAX_SIZE for token in tokens):
-        yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
+        yield f"model: a special token is not from -1 to {MAX_SIZE:,}"
 
 
 def _lender_errors(model: Decoder, layer: int, borrowed: int) -> Iterator[str]:
@@ -110,15 +110,18 @@ def _lender_errors(model: Decoder, layer: int, borrowed: int) -> Iterator[str]:
     own = model.blocks[layer].attention
     lender = model.blocks[borrowed] if 0 <= borrowed < layer else None
     if lender is None or not lender.attends or lender.attention.borrowed is not None:
-        yield f"model: layer {layer} takes the keys of {borrowed}, which lends none"
+        yield f"model: layer {layer} shares the keys of layer {borrowed}, which has none to share"
     elif (lender.attention.kv_heads, lender.attention.head_dim) != (own.kv_heads, own.head_dim):
-        yield f"model: layer {layer} takes the keys of {borrowed}, whose heads are others"
+        yield f"model: layer {layer} shares the keys of layer {borrowed}, whose heads differ"
 
 
 def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
     one = block.attention
     if not all(1 <= size <= MAX_SIZE for size in (one.heads, one.kv_heads, one.head_dim)):
-        yield "model: heads of a layer, or their sizes, are not from 1 on"
+        yield (
+            f"model: heads, key/value heads and head_dim of a layer are {one.heads},"
+            f" {one.kv_heads} and {one.head_dim}, expected 1 to {MAX_SIZE:,}"
+        )
     elif one.heads % one.kv_heads:
         yield f"model: {one.kv_heads} key/value heads do not divide {one.heads} heads of a layer"
     if one.rotary is not None and one.head_dim % 2:
@@ -130,18 +133,19 @@ def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
         if not 1 <= experts.count <= MAX_EXPERTS:
             yield f"model: {experts.count} experts, expected 1 to {MAX_EXPERTS:,}"
         if not 1 <= experts.chosen <= experts.count:
-            yield f"model: {experts.chosen} of {experts.count} experts a token, expected fewer"
+            yield f"model: {experts.chosen} experts per token, expected 1 to {experts.count}"
         if not 0 <= experts.shared <= MAX_SIZE:
             yield f"model: experts.shared is {experts.shared}, expected 0 to {MAX_SIZE:,}"
         if not 1 <= experts.chosen_groups <= experts.groups or experts.count % experts.groups:
             yield (
                 f"model: {experts.chosen_groups} of {experts.groups} groups of {experts.count}"
-                " experts, expected a divisor, and fewer"
+                " experts, expected a number of groups that divides them, and at most as many"
+                " chosen"
             )
         elif not 1 <= experts.best_of_group <= experts.count // experts.groups or (
             experts.chosen > experts.count // experts.groups * experts.chosen_groups
         ):
-            yield f"model: groups of experts are too small for {experts.chosen} experts a token"
+            yield f"model: groups of experts are too small for {experts.chosen} experts per token"
     if one.window is not None and one.window < 1:
         yield f"model: window is {one.window}, expected at least 1"
     if one.clip is not None and not 0 < one.clip <= MAX_SIZE:

@@ -41,7 +41,7 @@ def export_resizable(
 
     It is traced for `batch_size` rows, and can be resized to any number. It does not depend on
     `seq_length` (maximum tokens per row), which only bounds the traced shape. Raises ConfigError
-    for an `unsupported` model.
+    for a model that `not_resizable` has reasons against.
     """
     if reasons := not_resizable(model):
         raise ConfigError(

@@ -13,7 +13,8 @@ from lite_runner.networks.layers import CacheSize, indices
 
 
 class Prefixes(nn.Cell):
-    """Length and mask position of the prefix in each row: see architectures.prefix.
+    """Length and mask position of the prefix in each row: see PromptPrefix in
+    architectures/positions.py.
 
     With a cache they are kept by slot, as keys and values are.
     """

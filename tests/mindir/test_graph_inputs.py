@@ -19,9 +19,9 @@ def model(heads: int, kv: int) -> Decoder:
 # The others run in MindSpore Lite: tests/backends/lite.
 REFUSED = {
     "chatglm_6b": "residual connections start from normed values",
-    "gemma2": "norms are behind attention and feed-forward",
+    "gemma2": "norms follow attention and feed-forward",
     "gemma3": "rotary positions differ between its layers",
-    "glm4": "norms are behind attention and feed-forward",
+    "glm4": "norms follow attention and feed-forward",
     "gpt_neox": "attention and feed-forward are parallel",
     "granite": "embeddings, scores, residual connections or logits have multipliers",
     "mixtral": "it has experts",

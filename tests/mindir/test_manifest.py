@@ -380,5 +380,5 @@ def test_sizes_that_no_model_has(path: tuple[Any, ...], value: object, message: 
 def test_keys_of_a_layer_that_lends_none(borrowed: int) -> None:
     plain = serialize(reference_model("gemma4_sides"))
     plain["blocks"][-1]["attention"]["borrowed"] = borrowed
-    with pytest.raises(ValueError, match="which lends none"):
+    with pytest.raises(ValueError, match="which has none to share"):
         from_plain(plain)

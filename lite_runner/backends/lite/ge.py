@@ -150,7 +150,9 @@ def ge_notes(infer: Infer) -> list[str]:
         unknown = unknown_sections(read_ini(path))
         if unknown:
             names = ", ".join(f"[{name}]" for name in unknown)
-            notes.append(f"{path}: MindSpore Lite knows no section {names}")
+            notes.append(
+                f"{path}: MindSpore Lite has no section {names}, and ignores what is in it"
+            )
         ignored = [line for line in _preamble(_lines(path)) if line]
         if ignored:
             notes.append(

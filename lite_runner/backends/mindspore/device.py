@@ -139,7 +139,7 @@ def _set_memory(size: str) -> None:
     except RuntimeError as error:
         if "repeatedly" not in str(error):
             raise
-        progress.note(f"context.max_device_memory={size} comes too late: it is set already")
+        progress.note(f"context.max_device_memory={size} has no effect: the limit was already set")
 
 
 @contextmanager

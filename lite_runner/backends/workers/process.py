@@ -44,8 +44,8 @@ class WorkerProcess:
         """Start `command`, of the product `own`; it inherits `descriptors`, and `variables` are
         added to its environment.
 
-        While this process is waited for, one that it `needs` is watched: where that fails, the
-        error is its own. Raises EnvironmentFault if `command` cannot be started.
+        While waiting for an answer, the process in `needs` is watched too; if it fails, its error
+        is raised. Raises EnvironmentFault if `command` cannot be started.
         """
         self._product = own.product
         self._needs = needs

@@ -247,7 +247,7 @@ def test_unknown_sections_of_a_file_are_a_note(
 ) -> None:
     file = tmp_path / "own.ini"
     file.write_text("[ascend_context]\nprovider=ge\n[ge_sessions]\na=1\n[more]\n")
-    note = f"{file}: MindSpore Lite knows no section [ge_sessions], [more]"
+    note = f"{file}: MindSpore Lite has no section [ge_sessions], [more], and ignores what is in it"
     assert notes(*given(f"infer.ge_config_path={file}")) == [note]
     assert unknown_sections(read_ini(file)) == ["ge_sessions", "more"]
     assert unknown_sections(SECTIONS) == []

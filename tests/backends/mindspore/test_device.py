@@ -87,7 +87,7 @@ def test_settings_that_mindspore_refuses(
     monkeypatch.setattr(ms, "set_context", refuse)
     with pytest.raises(ConfigError, match=r"context\.ascend_config: the value must be one of"):
         device.apply_ascend_settings()
-    assert "context.max_device_memory=58GB comes too late" in capsys.readouterr().err
+    assert "context.max_device_memory=58GB has no effect" in capsys.readouterr().err
 
 
 def test_operators_are_profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class GraphCellEngine:
         return ArtifactError(message, f"MindSpore Lite of that release may run it; else {AGAIN}")
 
     def close(self) -> None:
-        """Let go of the graphs; MindSpore frees their memory with them."""
+        """Release the graphs, and their memory with them."""
         self._cells.clear()
         self._bound.clear()
 
@@ -115,7 +115,8 @@ def _cell(path: Path, dec_key: bytes | None) -> nn.GraphCell:
     """The graph of a MindIR. Raises ArtifactError for one that calls operators of others."""
     if has_custom_operators(path):
         raise ArtifactError(
-            f"{path}: calls operators of a library that it names, which would be loaded from there",
+            f"{path}: contains custom operators, whose code would be loaded from a library that the"
+            " file names",
             "export the model with MindSpore's own operators",
         )
     if not path.is_file():
@@ -136,7 +137,7 @@ def _cell(path: Path, dec_key: bytes | None) -> nn.GraphCell:
         if dec_key is not None and reason.startswith("Load MindIR failed"):
             raise ArtifactError(
                 f"{path}: a key was given, but this is not a MindIR encrypted with AES-GCM",
-                "leave the key away, or " + AGAIN,
+                "omit the key, or " + AGAIN,
             ) from error
         raise ArtifactError(
             f"{path}: MindSpore {ms.__version__} cannot load it: {reason}", AGAIN

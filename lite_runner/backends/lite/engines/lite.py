@@ -1,7 +1,7 @@
 """MindSpore Lite in this process: a vendor wheel, on Ascend (through GE) or on the CPU.
 
 Wheels differ between versions, so capabilities are read from attributes and signatures (documented
-for 2.2 to 2.7). MindIRs of MindSpore 2.10 need 2.6: see mindir_version.py.
+for 2.2 to 2.7). MindIRs of MindSpore 2.10 need 2.6: see lite_release.py.
 """
 
 from __future__ import annotations
