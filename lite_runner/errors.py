@@ -97,6 +97,11 @@ class ArtifactError(RunnerError):
     exit_code = EXIT_ARTIFACT
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message; what kind of error it is, where it has none."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 @contextmanager
 def of_http() -> Iterator[None]:
     """Raise OSError where an answer is none of HTTP's, or is cut short."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner import profiler
 from lite_runner.config.sections import Ranks
-from lite_runner.errors import EnvironmentFault
+from lite_runner.errors import EnvironmentFault, first_line
 from lite_runner.system import environment
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def join(name: str) -> tuple[int, int]:
     try:
         init()
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
-            f"{name}: the ranks could not connect: {reason[0]}",
+            f"{name}: the ranks could not connect: {first_line(error)}",
             "see the other ranks' logs; parallel.rendezvous_timeout= gives them longer",
         ) from error
     return int(get_rank()), int(get_group_size())

@@ -267,6 +267,12 @@ def indices(count: int) -> Tensor:
     return found
 
 
+def by_token(rows: Tensor, positions: Tensor) -> Tensor:
+    """A value of each row [R] for each of its tokens; positions [n] -> [n]."""
+    spread = positions.reshape(rows.shape[0], -1) * 0 + rows.reshape(-1, 1)
+    return spread.reshape(-1)
+
+
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     """Between -softcap and softcap; None: x itself."""
     return x if softcap is None else ops.tanh(x / softcap) * softcap
@@ -352,7 +358,7 @@ class StepInputs(StepPositions):
         if self.window is not None:
             visible = ops.logical_and(visible, distance > -self.window)
         if prefix is not None:
-            ends = (positions.reshape(count, -1) * 0 + prefix.reshape(-1, 1)).reshape(-1, 1)
+            ends = by_token(prefix, positions).reshape(-1, 1)
             visible = ops.logical_or(visible, keys < ends)
         bias = ops.select(visible, self.zero, self.masked)
         span = distance.shape[1]

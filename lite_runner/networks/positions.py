@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from lite_runner.architectures import positions as rope
 from lite_runner.architectures.positions import prefix_angles
 from lite_runner.architectures.spec import Decoder, Prefix, Rotary
-from lite_runner.networks.layers import CacheSize, indices
+from lite_runner.networks.layers import CacheSize, by_token, indices
 
 
 class Prefixes(nn.Cell):
@@ -64,12 +64,6 @@ class Prefixes(nn.Cell):
 
 def _state(cache: CacheSize, name: str) -> Parameter:
     return Parameter(Tensor(np.zeros((cache.slots, 2), np.int32)), name, False)
-
-
-def by_token(rows: Tensor, positions: Tensor) -> Tensor:
-    """A value of each row [R] for each of its tokens; positions [n] -> [n]."""
-    spread = positions.reshape(rows.shape[0], -1) * 0 + rows.reshape(-1, 1)
-    return spread.reshape(-1)
 
 
 def two_positions(prefix: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

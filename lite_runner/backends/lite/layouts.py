@@ -41,7 +41,7 @@ from lite_runner.mindir.graph_inputs import (
     same_but_for_ones,
     specs_of,
 )
-from lite_runner.mindir.manifest import GraphName, Manifest, TensorSpec, is_pair
+from lite_runner.mindir.manifest import AGAIN, GraphName, Manifest, TensorSpec, is_pair
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
@@ -93,7 +93,7 @@ class ResizableBackend:
             raise ArtifactError(
                 f"{manifest.model_name}: the graph's inputs are not those of the model: got {got}, "
                 f"expected {expected}",
-                "export the model again",
+                AGAIN,
             )
         self._filled = np.zeros(slots, np.int64)  # positions written per slot
         shape = (slots, model.n_kv_heads, decode_span(length - 1), model.head_dim)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.sections import AscendSettings
-from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.errors import ConfigError, EnvironmentFault, first_line
 from lite_runner.system import environment
 
 CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # operators that use CANN's kernels
@@ -42,7 +42,7 @@ def set_device(
         if (ms.get_context("device_target"), ms.get_context("device_id")) != (device, device_id):
             raise EnvironmentFault(
                 f"context.device_target={device}: MindSpore {ms.__version__} here has no such "
-                f"device ({str(error).strip().splitlines()[0]})",
+                f"device ({first_line(error)})",
                 "run on this machine's processor with context.device_target=CPU",
             ) from error
     if device == "Ascend":
@@ -74,9 +74,8 @@ def try_device(device: str) -> str:
         one = ms.Tensor([1.0], ms.float32)
         total = float(ms.ops.add(one, one).asnumpy()[0])
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
-            f"MindSpore {ms.__version__} cannot add on {device}: {reason[0]}"
+            f"MindSpore {ms.__version__} cannot add on {device}: {first_line(error)}"
         ) from error
     if total != 2:
         raise EnvironmentFault(f"MindSpore {ms.__version__} on {device}: 1 + 1 = {total}")
@@ -127,7 +126,7 @@ def apply_ascend_settings() -> None:
         if settings:
             ms.set_context(ascend_config=settings)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"context.ascend_config: {str(error).strip().splitlines()[0]}") from error
+        raise ConfigError(f"context.ascend_config: {first_line(error)}") from error
     _applied = _chosen
 
 

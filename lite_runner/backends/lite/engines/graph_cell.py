@@ -12,9 +12,8 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from lite_runner.backends.lite.engines.lite import first_line
 from lite_runner.backends.mindspore.device import set_device
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, first_line
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.skim import has_custom_operators
 from lite_runner.system import memory

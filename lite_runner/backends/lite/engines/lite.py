@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.lite.engines import lite_release
 from lite_runner.backends.lite.ge import FILE_NAME, GeConfig, render
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
-from lite_runner.mindir.manifest import GraphName, TensorSpec
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError, first_line
+from lite_runner.mindir.manifest import AGAIN, GraphName, TensorSpec
 from lite_runner.system import environment
 from lite_runner.system.files import temporary_folder
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lite_runner.backends.lite.engine import EngineOptions
 
 ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
-AGAIN = "export the model again"
 NEWER = "install a MindSpore Lite wheel for Ascend, 2.6 or newer, or choose another engine="
 
 
@@ -293,8 +292,3 @@ def _spec(tensor: Any) -> TensorSpec:
     """Raises TypeError for a dtype that NumPy does not have."""
     dtype = np.dtype(tensor.dtype.name.lower()).name
     return TensorSpec(str(tensor.name), tuple(int(length) for length in tensor.shape), dtype)
-
-
-def first_line(error: BaseException) -> str:
-    """The first non-empty line of a message."""
-    return next(iter(str(error).strip().splitlines()), repr(error))

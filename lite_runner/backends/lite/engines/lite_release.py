@@ -19,6 +19,7 @@ from lite_runner.backends.workers.python import (
     worker_environment,
 )
 from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.mindir.manifest import AGAIN
 from lite_runner.mindir.skim import mindir_version
 from lite_runner.system.files import temporary_folder
 
@@ -88,7 +89,7 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
     if target.suffix != ".ms":
         raise ArtifactError(f"{target}: the name of a Lite model ends in .ms")
     if not mindir.is_file():
-        raise ArtifactError(f"{mindir}: no such file", "export the model again")
+        raise ArtifactError(f"{mindir}: no such file", AGAIN)
     python = LITE.find()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
-from lite_runner.mindir.manifest import GraphName, TensorSpec
+from lite_runner.mindir.manifest import AGAIN, GraphName, TensorSpec
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 
@@ -101,7 +101,7 @@ class WorkerEngine:
         found = LITE.find() if python is None else python
         for path in graphs.values():
             if not path.is_file():
-                raise ArtifactError(f"{path}: no such file", "export the model again")
+                raise ArtifactError(f"{path}: no such file", AGAIN)
         self._graphs: dict[GraphName, _Graph] = {
             name: _Graph(path.resolve(), _Memory(f"{name}-in"), _Memory(f"{name}-out"))
             for name, path in graphs.items()
@@ -245,14 +245,14 @@ class WorkerEngine:
             raise ArtifactError(
                 f"{file}: has {len(specs)} inputs, expected {len(wanted)}: not the graph of this "
                 "layout",
-                "export the model again",
+                AGAIN,
             )
         for shape, spec in zip(wanted, specs, strict=True):
             if len(shape) != len(spec.shape) or min(shape, default=1) < 1:
                 raise ArtifactError(
                     f"{file}: input {spec.name} of shape {list(spec.shape)} cannot be resized to "
                     f"{list(shape)}",
-                    "export the model again",
+                    AGAIN,
                 )
 
 
