@@ -184,8 +184,8 @@ class Trainer:
 
         `predict_checkpoint`: weights to take from now on in place of the model's own, which are
         sharded as the ranks need them whatever `auto_trans_ckpt` says. An earlier export is
-        replaced. Raises ConfigError where the folder holds anything else (without `overwrite`), and
-        whatever exporting may.
+        replaced. Raises ConfigError where the folder holds anything else, and whatever exporting
+        may.
         """
         self._load(predict_checkpoint)
         settings = self.model.config.run_config()

@@ -67,7 +67,14 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
     write_quantized,
 )
-from lite_runner.weights.write import check_folder, check_free, write_beside, write_files
+from lite_runner.weights.write import (
+    check_folder,
+    check_free,
+    check_not_source,
+    check_replaced,
+    write_beside,
+    write_files,
+)
 
 RECEIPT, TEXTS = "receipt.json", "Python's help texts"
 IMATRIX = "imatrix.gguf"
@@ -230,6 +237,7 @@ def plan(config: Config) -> Plan:
     else:
         check_free(target, config.overwrite)
     files = locate_for_plan(config.source)
+    check_not_source("quantize_output", target, files.path)
     if form := TOOLS.get(config.format):
         wanted = config.wanted
         form.check_writable(files.model, wanted, calibrated=config.calibration is not None)
@@ -292,9 +300,6 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if plan.memory is not None:
         check_memory(plan.memory)
     target = Path(config.quantize_output).expanduser()
-    # The folder is replaced, and a source inside it would be lost.
-    if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
-        raise ConfigError(f"quantize_output: {target} is the source; choose another folder")
     kind, keys = config.gguf, {}
     if kind and plan.tokenizer is not None:
         keys = gguf_tokenizer(plan.tokenizer)
@@ -562,11 +567,7 @@ def _write_gguf(
 def _check_target(target: Path, overwrite: bool) -> None:
     """Raise ConfigError where something is in the way that overwrite=true does not cover."""
     check_folder(target, overwrite)
-    if target.is_dir() and any(target.iterdir()) and not _is_written_here(target):
-        raise ConfigError(
-            f"{target}: not a quantized checkpoint, so overwrite=true does not replace it",
-            "choose another name",
-        )
+    check_replaced(target, "a quantized checkpoint", ours=_is_written_here(target))
 
 
 def _is_written_here(target: Path) -> bool:
@@ -575,7 +576,3 @@ def _is_written_here(target: Path) -> bool:
     layout = layout_in(target)
     ours = layout is not None and layout.method == compressed_tensors.FORMAT
     return ours or (target / golden_stick.FILE).is_file()
-
-
-def _inside(target: Path) -> list[Path]:
-    return [item.resolve() for item in target.iterdir()] if target.is_dir() else []

@@ -19,11 +19,19 @@ from lite_runner.sizing import float32_bytes, model_lines
 from lite_runner.system.files import new_folder, readable
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
+    is_of_strategies,
+    is_sharded,
     write_merged,
     write_shards,
     write_strategies,
 )
-from lite_runner.weights.write import check_free, files_folder, write_beside
+from lite_runner.weights.write import (
+    check_free,
+    check_not_source,
+    check_replaced,
+    files_folder,
+    write_beside,
+)
 
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
@@ -88,13 +96,23 @@ def plan(config: Config) -> Plan:
     target, ranks = _target(config), config.ranks
     if config.transform_rank is None:
         check_free(target, config.overwrite)
-        if not config.only_save_strategy:
+        if config.only_save_strategy:
+            check_replaced(target, "a folder of strategies", ours=is_of_strategies(target))
+        elif ranks.size == 1:
             check_free(files_folder(target), config.overwrite)
+        else:
+            ours = is_sharded(target) or is_of_strategies(target)
+            check_replaced(target, "a sharded checkpoint", ours=ours)
     model = config.model_config()
     sizes_alone = config.only_save_strategy and model is not None and not config.dry_run
     files = None if sizes_alone else locate_for_plan(config.source)
     if files is not None:
         model = files.model
+        if ranks.size > 1:
+            one = config.transform_rank
+            check_not_source(
+                "shard_output", target if one is None else target / f"rank_{one}", files.path
+            )
     assert model is not None
     _cutting(config, model)
     size = readable(float32_bytes(model))

@@ -195,6 +195,23 @@ def check_folder(target: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
+def check_replaced(target: Path, what: str, *, ours: bool) -> None:
+    """Raise ConfigError where overwrite=true would replace a file, or a folder that is not `ours`:
+    whoever gave the name of the folder above loses nothing."""
+    check_folder(target, overwrite=True)
+    if not ours and target.is_dir() and any(target.iterdir()):
+        raise ConfigError(
+            f"{target}: not {what}, so overwrite=true does not replace it", "choose another name"
+        )
+
+
+def check_not_source(key: str, target: Path, source: Path | None) -> None:
+    """Raise ConfigError where the folder `target`, which is replaced, holds the `source`."""
+    if source is not None and source.resolve().is_relative_to(target.resolve()):
+        where = "is" if source.resolve() == target.resolve() else "holds"
+        raise ConfigError(f"{key}: {target} {where} the source", "choose another folder")
+
+
 def check_target(target: Path, format: CheckpointFormat, overwrite: bool) -> None:
     """Raise ConfigError where a checkpoint of this format cannot be written there."""
     if format not in get_args(CheckpointFormat):

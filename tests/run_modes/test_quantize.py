@@ -148,7 +148,12 @@ def test_existing_files_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     home = [*QUANTIZE, *TINY, "quant=a16w8", "quantize_output=home", "overwrite=true"]
     assert "not a quantized checkpoint" in fault(capsys, *home)
     own = [*QUANTIZE, "model=tiny_llama", "quant=a16w8", "overwrite=true", "load_checkpoint=q"]
-    assert "is the source; choose another folder" in fault(capsys, *own, "quantize_output=q")
+    assert "q is the source" in fault(capsys, *own, "quantize_output=q")
+    Path("q/deep/in").mkdir(parents=True)
+    shutil.copytree("q", "copy")
+    shutil.move("copy", "q/deep/in")
+    own[-1] = "load_checkpoint=q/deep/in/copy"
+    assert "q holds the source" in fault(capsys, *own, "quantize_output=q", "dry_run=true")
     assert Path("home/thesis").is_file() and Path("q/model.safetensors").is_file()
 
 

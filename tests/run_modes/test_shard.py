@@ -87,15 +87,36 @@ def test_the_strategies_alone() -> None:
     assert read_strategy(folder) == expected
 
 
-@pytest.mark.parametrize("alone", [["only_save_strategy=true"], ["load_checkpoint=random"]])
-def test_existing_files_are_replaced_only_with_overwrite(alone: list[str]) -> None:
-    Path("mine").mkdir()
-    Path("mine/thesis.txt").write_text("years of work")
-    line = [*SHARD, TINY, "parallel=tp2", *alone, "shard_output=mine"]
-    refused(line, 2)
-    refused([*line, "dry_run=true"], 2)
-    assert main([*line, "overwrite=true"]) == 0
-    assert not Path("mine/thesis.txt").exists() and list(Path("mine").rglob("*.ckpt"))
+@pytest.mark.parametrize("alone", ["only_save_strategy=true", "load_checkpoint=random"])
+def test_existing_files_are_replaced_only_with_overwrite(alone: str) -> None:
+    line = [*SHARD, TINY, "shard_output=set", "parallel=tp4"]
+    assert main([*line, alone]) == 0
+    line[-1] = "parallel=tp2"
+    refused([*line, alone], 2)
+    refused([*line, alone, "dry_run=true"], 2)
+    assert main([*line, alone, "overwrite=true"]) == 0
+    assert not list(Path("set").rglob("*rank_3*")) and list(Path("set").rglob("*rank_1*"))
+
+
+def test_what_another_wrote_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor what is read: with overwrite=true as well."""
+    assert shard(TINY, "load_checkpoint=random", "parallel=tp2", "shard_output=par/deep/src") == 0
+    for folder in ("par/strategy", "par/rank_0"):
+        Path(folder).mkdir()
+    Path("home").mkdir()
+    Path("home/thesis.txt").write_text("years of work")
+    Path("home/strategy").mkdir()  # as beside a training of MindFormers
+    line = [*SHARD, TINY, "parallel=tp4", "overwrite=true", "load_checkpoint=par/deep/src"]
+    for words, expected in (
+        (["shard_output=home"], "home: not a sharded checkpoint"),
+        (["shard_output=home/thesis.txt"], "a file, expected a folder"),
+        (["shard_output=home", "only_save_strategy=true"], "home: not a folder of strategies"),
+        (["shard_output=par/deep/src", "only_save_strategy=true"], "not a folder of strategies"),
+        (["shard_output=par"], "shard_output: par holds the source"),
+        (["shard_output=par/deep/src"], "shard_output: par/deep/src is the source"),
+    ):
+        refused([*line, *words], 2)
+        assert expected in capsys.readouterr().err, words
 
 
 def test_rank_by_rank() -> None:

@@ -26,7 +26,7 @@ from lite_runner.weights.sharding.strategy import write_strategy
 from lite_runner.weights.write import check_free, write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]
-STRATEGY_FOLDER = "strategy"
+STRATEGY_FOLDER, STRATEGY_FILE = "strategy", "ckpt_strategy_rank_{}.ckpt"
 SMALL_FILES = 1 << 20  # bytes, an upper bound for a rank's manifest, strategy and headers
 
 
@@ -142,10 +142,22 @@ def write_shards(
             raise
 
 
+def is_sharded(folder: Path) -> bool:
+    """True for what `write_shards` writes."""
+    return (folder / STRATEGY_FOLDER).is_dir() and any(rank_folders(folder))
+
+
+def is_of_strategies(folder: Path) -> bool:
+    """True for what `write_strategies` writes, without weights."""
+    return folder.is_dir() and all(
+        file.match(STRATEGY_FILE.format("*")) for file in folder.iterdir()
+    )
+
+
 def write_strategies(folder: Path, cutting: Cutting, ranks: Sequence[int] | None = None) -> None:
     """Write MindSpore's strategy file of each of `ranks` (all of them, unless given)."""
     for rank in range(cutting.strategy.ranks) if ranks is None else ranks:
-        write_strategy(folder / f"ckpt_strategy_rank_{rank}.ckpt", cutting.strategy)
+        write_strategy(folder / STRATEGY_FILE.format(rank), cutting.strategy)
 
 
 class _Stopped(Exception):

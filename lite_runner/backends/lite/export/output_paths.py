@@ -15,6 +15,7 @@ from lite_runner.mindir.manifest import MANIFEST, GraphName
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, put_in_place, sync_folder, temporary_folder
 from lite_runner.weights.lora.adapter_reader import digest
+from lite_runner.weights.write import check_replaced
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class OutputPaths:
         return cls(folder, stems, overwrite)
 
     def check(self) -> None:
-        """Raises ConfigError if the path exists already."""
+        """Raises ConfigError if the path exists already, or is a folder of something else."""
         taken = [self.folder]
         if self.stems is not None:
             names = [MANIFEST, "tokenizer.json", "tokenizer_config.json"]
@@ -51,6 +52,9 @@ class OutputPaths:
                 raise ConfigError(
                     f"{path}: exists already", "choose another name, or overwrite=true"
                 )
+        if self.stems is None:
+            ours = (self.folder / MANIFEST).is_file()
+            check_replaced(self.folder, "an exported model", ours=ours)
 
     def make_parent(self) -> None:
         """Make the folder that `folder` is to be in. Raises EnvironmentFault."""

@@ -83,6 +83,14 @@ def test_existing_files_of_a_pair(tmp_path: Path, name: str) -> None:
         OutputPaths(tmp_path / "x").check()
 
 
+def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    place = OutputPaths(fill(tmp_path / "x", "first"), overwrite=True)
+    place.check()
+    (tmp_path / "x" / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="x: not an exported model, so overwrite=true does not"):
+        place.check()
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_folder_that_another_process_was_first_with(tmp_path: Path, overwrite: bool) -> None:
     fill(tmp_path / "x", "first")
