@@ -40,11 +40,13 @@ def _register_installed() -> None:
 
 
 def register_from(path: str) -> None:
-    """Run a Python file, or every one of a folder that does not begin with _, by name.
+    """Run a Python file, or all those of a folder in order of name, except names that begin with _.
 
     The folder is where they find one another, as with run_mindformer. Raises ConfigError where
     there is none, or one of them fails.
     """
+    if not path:  # it would be the current folder, whatever is there
+        raise ConfigError("plugins: got an empty name, expected a folder of Python files, or one")
     place = Path(path).expanduser().absolute()
     files = [place]
     if place.is_dir():

@@ -129,6 +129,19 @@ def test_invalid_python_is_refused(tmp_path: Path) -> None:
         register_from(str(tmp_path))
 
 
+def test_an_empty_name_runs_nothing(
+    folder: Path,
+    line: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "a_model.py").write_text("raise OSError\n")
+    for word in ("plugins=", "plugins=family_name.py,", "--register_path="):
+        assert main([*line, word]) == 2, word
+        assert "plugins: got an empty name" in capsys.readouterr().err, word
+
+
 def test_a_yaml_cannot_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     for key in ("register_path", "plugins"):
