@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from lite_runner.system.files import read_small
 
 MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
 MAX_DEPTH = 100
+ROOM = 1 << 16  # for aliases, in characters beyond those of the file
 
 try:
     from yaml import CSafeLoader
@@ -115,12 +117,32 @@ def read_yaml(path: Path, where: str = "") -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from None
     try:
         raw = yaml.load(data, _TaggedLoader) if of_task else yaml.load(data, _StrictLoader)
+        size = _expanded(raw, {})
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: broken yaml: {' '.join(str(error).split())}") from None
+    if size > 2 * len(data) + ROOM:
+        raise ConfigError(
+            f"{where}: its aliases (*NAME) repeat too much of it, or a value holds itself",
+            "write out what they stand for",
+        )
     if raw is None:
         raise ConfigError(f"{where}: the file is empty; expected a yaml of sections")
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: got a {type(raw).__name__}, expected sections (a mapping)")
     return raw
+
+
+def _expanded(value: Any, sizes: dict[int, float]) -> float:
+    """Values and characters of `value`, one that is shared counted wherever it stands: a few lines
+    of aliases make billions. Infinite where it holds itself."""
+    if isinstance(value, str | bytes):
+        return 1 + len(value)
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = math.inf
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_expanded(part, sizes) for part in parts)
+    return sizes[id(value)]
