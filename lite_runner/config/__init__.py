@@ -61,11 +61,6 @@ def invalid(keys: tuple[str, ...] | str, text: str) -> Invalid:
 
 def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
     """`value` converted to `annotation`; where it does not fit, None, with an entry in `errors`."""
-    if isinstance(value, str) and value == MISSING:
-        errors.append(
-            invalid(key, f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)")
-        )
-        return None
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType) or _variants(annotation):
         return _read_union(value, annotation, key, errors)

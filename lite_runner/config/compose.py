@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any
 
 from lite_runner.config import (
+    MISSING,
     Invalid,
     Note,
     accepts,
@@ -179,7 +180,11 @@ class Composed:
         section = self.section(parent) if root is None else self._section_of(root, key)
         if section is None:
             return
-        read(value, annotation, key, errors)
+        if isinstance(value, str) and value == MISSING:  # as a whole: a list may hold such a prompt
+            text = f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)"
+            errors.append(invalid(key, text))
+        else:
+            read(value, annotation, key, errors)
         if errors:
             self.errors += [f._replace(text=f.text + where) for f in errors]
         elif key in ("model.arch.type", "model.model_config.type") and section.get(name) != value:

@@ -7,6 +7,7 @@ import pytest
 
 from lite_runner import run_modes
 from lite_runner.config.checks import fits_model
+from lite_runner.config.prompts import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import Release
 from tests.each import each
@@ -334,6 +335,13 @@ def test_a_placeholder_of_omegaconf_is_no_value(faults: Faults, key: str, tmp_pa
     assert expected in faults("model=tiny_llama", f"{key}=???")
     (tmp_path / "own.yaml").write_text(f"model: tiny_llama\n{key}: ???\n")
     assert expected in faults("--config", str(tmp_path / "own.yaml"))
+
+
+def test_three_question_marks_are_a_prompt(resolve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"prompt": "???"}')
+    for word in ("predict_data=['???','a']", f"predict_data={tmp_path / 'own.jsonl'}"):
+        config = resolve("model=tiny_llama", word)
+        assert read_requests(config)[0].prompt == "???", word
 
 
 def test_heads_that_are_normed_together_are_of_one_rank(faults: Faults) -> None:
