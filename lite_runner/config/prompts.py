@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -105,7 +106,7 @@ def _data_errors(config: GenerateOptions) -> Iterator[str]:
         if not is_utf8(data):
             yield "predict_data: not valid UTF-8"
         if data != STANDARD_INPUT:
-            yield from _file_errors(data)
+            yield from file_errors(data, _as_prompt(data))
         return
     try:
         requests = requests_of(data)
@@ -119,8 +120,14 @@ def _data_errors(config: GenerateOptions) -> Iterator[str]:
             yield f"{where}: {text}"
 
 
-def _file_errors(data: str) -> Iterator[str]:
-    as_text = f"as a prompt: predict_data=['{data}']"
+def _as_prompt(data: str) -> str:
+    """What to type where a text that names a file is meant as a prompt."""
+    return f"as a prompt: predict_data={shlex.quote(json.dumps([data], ensure_ascii=False))}"
+
+
+def file_errors(data: str, as_text: str) -> Iterator[str]:
+    """Errors of a text that names a file: a missing one, or of a kind that is not read; `as_text`
+    says what to do where a text is meant."""
     path = prompt_file(data)
     if path is not None and not is_file(path):
         yield (
@@ -239,8 +246,7 @@ def _read_file(path: Path, check: Check) -> Sequence[str | Request]:
     except OSError as error:
         raise ConfigError(
             f"predict_data: {path}: {error.strerror}",
-            f"a text that ends in {path.suffix} is a file of prompts; as a prompt:"
-            f" predict_data=['{path}']",
+            f"a text that ends in {path.suffix} is a file of prompts; {_as_prompt(str(path))}",
         ) from None
     text = decoded(raw, f"predict_data: {path}").removeprefix("\ufeff")
     return READERS[path.suffix.lower()](path, text, check)
@@ -316,7 +322,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(
                     f"{where}: got {len(row)} columns, expected {len(columns)}:"
                     f" {', '.join(columns)}",
-                    "a value with a comma or a line break in it stands in double quotes",
+                    "put a value that contains a comma or a line break in double quotes",
                 )
             # Empty cells are null, except an empty prompt.
             cells = zip(columns, row, strict=True)

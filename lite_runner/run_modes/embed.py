@@ -18,7 +18,7 @@ from lite_runner.backends import Backend
 from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.checks import session_errors
 from lite_runner.config.generation import GenerationConfig, Pooling
-from lite_runner.config.prompts import read_texts
+from lite_runner.config.prompts import file_errors, read_texts
 from lite_runner.config.schema import OverwriteOptions, RunConfig, SamplingOptions, SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished, Request
@@ -89,6 +89,8 @@ def errors(config: Config) -> Iterator[Invalid]:
         yield invalid("adapter_id", f"adapter_id: got {show(config.adapter_id)}, expected one name")
     if not config.predict_data:
         yield invalid("predict_data", "predict_data is empty; give a file: predict_data=texts.txt")
+    for text in file_errors(config.predict_data, "a text itself goes into a .txt file"):
+        yield invalid("predict_data", text)
     if not config.embed_output.endswith(_KINDS):
         given, kinds = show(config.embed_output), " or ".join(_KINDS)
         yield invalid(

@@ -79,7 +79,6 @@ def test_the_system_message(resolve: Resolve) -> None:
         (["predict_data=[{prompt: a, stop: ''}]"], "predict_data[0]: stop: an empty string would"),
         (["predict_data=nowhere.jsonl"], "no file nowhere.jsonl; a text that ends in .jsonl"),
         (["predict_data=notes.md"], "notes.md is a file, expected one of .txt, .jsonl, .json,"),
-        (["predict_data=notes.md"], "as a prompt: predict_data=['notes.md']"),
     ],
 )
 def test_errors_show_before_anything_is_read(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_a_text_and_a_list(resolve: Resolve) -> None:
     assert read_prompts(resolve(TINY, "predict_data=-x")) == ["-x"]
     assert read_prompts(resolve(TINY, "predict_data=see\na.txt")) == ["see\na.txt"]
     assert read_prompts(resolve(TINY, "dry_run=true")) == []
+
+
+def test_a_text_that_names_a_file_can_be_typed_as_a_prompt(resolve: Resolve) -> None:
+    Path("notes.md").touch()
+    texts = ("a.txt", "notes.md", "Hello, please read a.txt", "what's in a.txt", '"${x}": a.txt')
+    for text in texts:
+        with pytest.raises(ConfigError, match="as a prompt: ") as caught:
+            resolve(TINY, f"predict_data={text}")
+        (word,) = shlex.split(caught.value.message.partition("as a prompt: ")[2].rstrip(")"))
+        assert read_prompts(resolve(TINY, word)) == [text]
 
 
 def test_a_file_holds_a_prompt_a_line(resolve: Resolve, tmp_path: Path) -> None:

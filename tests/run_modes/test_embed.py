@@ -67,12 +67,14 @@ def test_files_of_vectors(resolve: Callable[..., embed.Config]) -> None:
         (["embed_output=out.npy", "backend=ms"], "gives no hidden states"),
         (["embed_output=texts.npy", "overwrite=false"], "texts.npy: exists already"),
         (["embed_output=out.npy", "predict_data=none.txt"], "none.txt"),
+        (["embed_output=out.npy", "predict_data=notes.md"], "notes.md is a file, expected one of"),
         (["embed_output=out.npy", "predict_data=chat.jsonl"], "chat.jsonl:2: got messages"),
     ],
     ids=str,
 )
 def test_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("texts.npy").touch()
+    Path("notes.md").touch()
     chat = {"messages": [{"role": "user", "content": "a"}]}
     Path("chat.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps(chat))
     assert run(*arguments) == 2
