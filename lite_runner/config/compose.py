@@ -64,7 +64,7 @@ from lite_runner.config.groups import (
     user_folder,
 )
 from lite_runner.config.prompts import is_file, prompt_file
-from lite_runner.config.schema import ExportedOptions, GenerateOptions, RunConfig, SamplingOptions
+from lite_runner.config.schema import ExportedOptions, RunConfig, SamplingOptions
 from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
@@ -528,8 +528,8 @@ def portable(config: RunConfig) -> dict[str, Any]:
             put_at(raw, key, _absolute(value, there=not kind.written))
     if (given := str(at(raw, ENC_KEY))).startswith("file:"):
         put_at(raw, ENC_KEY, f"file:{_absolute(given[5:])}")
-    if isinstance(config, GenerateOptions):
-        path = prompt_file(config.predict_data)
+    if data := vars(config).get("predict_data"):
+        path = prompt_file(data)
         if path is not None and is_file(path):
             raw["predict_data"] = str(path.absolute())
     return raw
@@ -548,7 +548,7 @@ def config_yaml(config: RunConfig) -> str:
 def _absolute(value: str, there: bool = False) -> str:
     """A path from the root; what is to be `there` and is not may be no path, but the name of a
     source."""
-    if "://" in value:
+    if "://" in value or (there and value == RANDOM):  # random weights, not a folder called so
         return value
     try:
         path = Path(value).expanduser()

@@ -56,6 +56,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return write
 
 
+def test_paths_of_every_run_mode_and_no_others(write: Write, tmp_path: Path) -> None:
+    Path("random").mkdir()
+    line = ["run_mode=embed", "model=tiny_llama", "load_checkpoint=random", "embed_output=o.npy"]
+    raw = portable(write(*line, "predict_data=t.txt"))
+    assert raw["predict_data"] == str(tmp_path / "here/t.txt")
+    assert raw["load_checkpoint"] == "random"
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_it_is_the_same_run_without_a_note(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
