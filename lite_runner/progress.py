@@ -91,7 +91,7 @@ class Step:
         rate = max(0.0, self.done - self.before) / elapsed
         left = ""
         if self.total is not None and rate:
-            left = f", {_time((self.total - self.done) / rate)} left"
+            left = f", {duration((self.total - self.done) / rate)} left"
         return f", {_number(rate, self.unit)} MB/s{left}"
 
     def bar(self) -> str:
@@ -389,7 +389,8 @@ def _erase_line(stream: TextIO) -> str:
     return f"\r{' ' * NOTEBOOK_WIDTH}\r" if _is_notebook(stream) else ERASE
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for humans: 3 min."""
     minutes = seconds / 60
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -20,6 +20,7 @@ from lite_runner.architectures import custom_network, native_parts, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits
+from lite_runner.config.groups import exists
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat, Ranks
 from lite_runner.errors import ConfigError
@@ -176,8 +177,9 @@ def plan(config: Config) -> Plan:
             work = operations_of(asked, model, data) * steps * batch / len(packs)
             speed = product_speed(asked.dtype, model, threads, panels=panels)
             lines["time"] = (
-                f"about {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
-                f" matrix products, at the {speed / 1e9:.0f} GFLOP/s measured just now"
+                f"about {progress.duration(work / speed / ranks.size)}, an estimate:"
+                f" {work / 1e9:,.1f} GFLOP of matrix products, at the {speed / 1e9:.0f}"
+                " GFLOP/s measured just now"
                 + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
             )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
@@ -355,7 +357,7 @@ def _train(
                 left = (now - began) / (step.step - first) * (trainer.steps - step.step)
                 line = (
                     f"step {step.step} of {trainer.steps}: loss {step.loss:.4f},"
-                    f" {step.tokens / step.seconds:,.0f} tokens/s, {_time(left)} left"
+                    f" {step.tokens / step.seconds:,.0f} tokens/s, {progress.duration(left)} left"
                 )
                 evaluated = step.eval_loss is not None
                 if evaluated:
@@ -396,12 +398,6 @@ def _all_gather(ranks: Ranks) -> AllGather:
     from lite_runner.backends.collectives import all_gather
 
     return all_gather(ranks)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _summary(trainer: Trainer, steps: list[StepMetrics], seconds: float) -> Mapping[str, object]:
@@ -586,7 +582,9 @@ def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) ->
     asked = asdict(config.finetune)
     for name in ("steps", "resume", "save_steps", "data", "eval_data", "init_adapter", "charts"):
         asked.pop(name)
-    settings = {"seed": config.seed or 0, "model": config.checkpoint_source, **asked}
+    source = config.checkpoint_source  # as typed, or from the root, as in config.yaml
+    model = str(Path(source).expanduser().absolute()) if exists(source) else source
+    settings = {"seed": config.seed or 0, "model": model, **asked}
     # On fewer ranks with a larger batch_size the sums are the same but for their rounding.
     if (ranks := config.ranks.data) > 1:
         settings["ranks"] = ranks

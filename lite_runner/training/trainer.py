@@ -401,7 +401,8 @@ class Trainer:
         write_safetensors(path, tensors, metadata)
 
     def resume(self, path: Path) -> None:
-        """Resume from a checkpoint. Raises ArtifactError for one of another training."""
+        """Resume from a checkpoint. Raises ArtifactError for one of another training, ConfigError
+        for one of a later step than the last."""
         metadata, tensors = metadata_of(path), open_safetensors(path)
         expected = {
             f"{kind}.{name}": array
@@ -417,9 +418,15 @@ class Trainer:
                 "the keys of the run that wrote it (all but finetune.steps may be seen in its"
                 " config.yaml), or finetune.resume=false overwrite=true to start over",
             )
+        if (step := int(metadata["step"])) > self.steps:
+            raise ConfigError(
+                f"finetune.resume=true: {path} was saved after step {step}, got"
+                f" finetune.steps={self.steps}",
+                "a larger finetune.steps=, which counts those before too",
+            )
         for name, array in expected.items():
             array[...] = self._part(name, tensors[name]).float32()
-        self.done = self.optimizer.steps = int(metadata["step"])
+        self.done = self.optimizer.steps = step
         self.best_loss, self.best_step = float(metadata["best_loss"]), int(metadata["best_step"])
 
     def _part(self, name: str, whole: LazyTensor) -> LazyTensor:

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lite_runner.app import main
+from lite_runner.run_modes import finetune
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from tests.paths import ROOT
 from tests.refusals import refused
@@ -194,6 +197,19 @@ def test_a_dry_run_says_tokens_steps_memory_and_time(capsys: pytest.CaptureFixtu
     estimate = r"about \d+ s, an estimate: [\d.]+ GFLOP of matrix products, at the \d+ GFLOP/s"
     assert re.search(estimate, stdout)
     assert not Path("adapter").exists()
+
+
+def test_a_training_is_the_same_in_its_config_yaml(resolve: Callable[..., Any]) -> None:
+    """Whose paths are from the root: it is resumed with either."""
+    Path("base").mkdir()
+    line = [*RUN[1:-3], "model=tiny_llama", "finetune_output=a"]
+
+    def identity(source: str) -> str:
+        config = resolve(*line, f"load_checkpoint={source}")
+        return finetune._identity(config, SimpleNamespace(texts=()), ())  # type: ignore[arg-type]
+
+    given = ["base", str(Path("base").absolute()), "hf://a/b", "random"]
+    assert [identity(one) == identity("./base") for one in given] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])

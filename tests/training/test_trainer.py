@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lite_runner.config.sections import Ranks
-from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
 from lite_runner.training.adapter import TrainedLora, in_memory, new_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import LoraOptions, Schedule
@@ -212,6 +212,20 @@ def test_a_checkpoint_of_another_training(tmp_path: Path) -> None:
     other.identity = "y"
     with pytest.raises(ArtifactError, match="a checkpoint of another model, data or settings"):
         other.resume(tmp_path / "c.safetensors")
+
+
+def test_a_checkpoint_of_a_later_step_than_the_last(tmp_path: Path) -> None:
+    training, _ = trainer()
+    list(training.run())
+    training.save(tmp_path / "c.safetensors", training.state())
+    training, lora = trainer()
+    training.resume(tmp_path / "c.safetensors")  # interrupted after the last step
+    assert list(training.run()) == []
+    training, lora = trainer()
+    training.steps, before = 1, {name: one.copy() for name, one in lora.arrays.items()}
+    with pytest.raises(ConfigError, match=r"saved after step 6, got finetune.steps=1"):
+        training.resume(tmp_path / "c.safetensors")
+    assert all(np.array_equal(before[name], one) for name, one in lora.arrays.items())
 
 
 def test_a_loss_that_is_no_number_ends_it() -> None:
