@@ -240,6 +240,7 @@ def _linked(line: CommandLine, link: Path) -> int:
         return _run(config, notes, line.plugins)
     finally:
         if RunFolder.newest is not None:
+            link.unlink(missing_ok=True)  # of a sweep before into the same folder
             link.symlink_to(RunFolder.newest)
 
 

@@ -74,6 +74,7 @@ from lite_runner.system.yaml_file import read_yaml
 
 _PARAMS = "hydra.sweeper.params"
 JOB = "job.json"  # in the folder of each job
+_OF_A_JOB = {"job", "overrides", "exit_code", "began", "figures"}
 RUN = "run"  # beside it: a link to the job's run folder
 # Figures of result.json that the table shows where a job has them, and the chart draws.
 FIGURES = {
@@ -168,7 +169,9 @@ class _Loader(ConfigLoaderImpl):
 def run_sweep(line: CommandLine, run: Run) -> int:
     """Run all jobs of a command line; returns their worst exit code. Raises RunnerError."""
     typed = [setting for setting in line.settings if is_of_hydra(setting)]
-    line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
+    # The later of two settings of a key counts, as in a single run.
+    last = {setting.key: setting for setting in line.settings if not is_of_hydra(setting)}
+    line = replace(line, settings=[*last.values()])
     config, loader, sweeps = _hydra(line, typed)
     line = _with_params(line, config, sweeps)
     jobs = None if sweeps else jobs_of(line)
@@ -192,7 +195,7 @@ def run_sweep(line: CommandLine, run: Run) -> int:
                 _summarize(done, folder, line)
         if jobs is not None and len(done) < len(jobs):
             raise RunnerError(
-                f"--multirun: {len(jobs) - len(done)} of {len(jobs)} jobs did not come back",
+                f"--multirun: {len(jobs) - len(done)} of {len(jobs)} jobs returned no result",
                 f"what they and their launcher wrote is below {folder}",
             )
         return max((job["exit_code"] for job in done), default=EXIT_FAILED)
@@ -398,8 +401,14 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def _jobs_since(folder: Path, began: float) -> list[dict[str, Any]]:
     """The results of the jobs of this sweep, in their order."""
-    found = [parse_json(path.read_text(encoding="utf-8")) for path in folder.rglob(JOB)]
-    return sorted((job for job in found if job["began"] >= began), key=lambda job: int(job["job"]))
+    found = []
+    for path in folder.rglob(JOB):
+        # The folder may be the user's own, with files of this name that are none of ours.
+        with suppress(OSError, ValueError):
+            job = parse_json(path.read_text(encoding="utf-8"))
+            if isinstance(job, dict) and job.keys() >= _OF_A_JOB and job["began"] >= began:
+                found.append(job)
+    return sorted(found, key=lambda job: int(job["job"]))
 
 
 def _summarize(jobs: Sequence[Mapping[str, Any]], folder: Path, line: CommandLine) -> None:
@@ -485,7 +494,8 @@ def jobs_of(line: CommandLine) -> list[tuple[list[Setting], RunConfig, list[Note
     for axis in axes:
         count *= len(axis)
     if not 0 < count <= MAX_JOBS:
-        raise ConfigError(f"-m: got {count} jobs, expected 1 to {MAX_JOBS}")
+        got = f"more than {MAX_JOBS}" if count else "no"
+        raise ConfigError(f"-m: got {got} jobs, expected 1 to {MAX_JOBS}")
     jobs, errors = [], []
     for values in itertools.product(*axes):
         settings = [
@@ -501,8 +511,8 @@ def jobs_of(line: CommandLine) -> list[tuple[list[Setting], RunConfig, list[Note
             errors.append(f"{label}: {error.message}" if label else error.message)
         else:
             reads = getattr(config, "predict_data", None)
-            if reads == STANDARD_INPUT and count > 1:
-                errors.append("predict_data=-: standard input can be read by one job only")
+            if reads == STANDARD_INPUT:
+                errors.append("predict_data=-: standard input cannot be read by a job of -m")
             jobs.append((swept, config, notes))
     if errors:
         raise ConfigError.of(list(dict.fromkeys(errors)))
@@ -535,6 +545,6 @@ def _swept(key: str, value: str | list[str], folders: Sequence[Path]) -> list[st
         return [value]
     group = key in (*GROUPS, *own_groups(folders))
     try:
-        return [*swept_values(value, options_of(key, folders) if group else [])]
+        return [*swept_values(value, options_of(key, folders) if group else [], MAX_JOBS + 1)]
     except ValueError as error:
         raise ConfigError(f"{key}={value}: {error}") from None

@@ -14,6 +14,7 @@ import pytest
 
 from lite_runner import __version__, app, run_modes
 from lite_runner.config import Note
+from lite_runner.config.argv import parse
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -236,6 +237,19 @@ def test_multirun_runs_every_job_and_returns_the_worst(
     assert app.main(["-m", TINY, "predict_data=a, b", "seed=1,2,3"]) == 4
     assert seeds == [1, 2, 3]
     assert "job 2 of 3: seed=2" in capsys.readouterr().err
+
+
+def test_a_sweep_into_the_folder_of_another(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(app, "run_apart", lambda job: job())
+    for name in ("first", "second"):
+        newest = types.SimpleNamespace(newest=tmp_path / name)
+        newest.newest.mkdir()
+        monkeypatch.setattr("lite_runner.output.RunFolder", newest)
+        line = parse([TINY, "predict_data=a", "dry_run=true"], ())
+        assert app._job(line, tmp_path / "run") == 0
+        assert (tmp_path / "run").resolve() == newest.newest
 
 
 def test_multirun_stops_when_interrupted(

@@ -90,6 +90,20 @@ def test_all_combinations_run_and_are_summarized(capsys: pytest.CaptureFixture[s
     assert (folder / "sweep.svg").read_text().count("decode, tokens/s") >= 1
 
 
+def test_the_later_of_two_settings_counts() -> None:
+    code, jobs, _ = sweep("seed=1,2", "temperature=2", "seed=5,6", "temperature=1")
+    assert code == 0
+    assert [(job["seed"], job["temperature"]) for job in jobs.seen] == [("5", "1"), ("6", "1")]
+
+
+def test_files_of_others_in_the_sweeps_folder() -> None:
+    for name, text in (("a", "{}"), ("b", "[]"), ("c", "no json"), ("d", '{"began": 1e300}')):
+        Path("swept", name).mkdir(parents=True)
+        Path("swept", name, "job.json").write_text(text)
+    assert sweep("seed=1", "hydra.sweep.dir=swept")[0] == 0
+    assert len(json.loads(Path("swept/sweep.json").read_text())) == 1
+
+
 def test_a_sweeper_of_hydra_chooses_the_jobs() -> None:
     code, jobs, _ = sweep("hydra.sweeper.max_batch_size=2", "seed=choice(1,2,3)", "stop=a,b")
     assert code == 0

@@ -11,6 +11,7 @@ no prompt file, word of the command line or yaml beside a model is interpolated.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import types
@@ -92,8 +93,9 @@ def is_sweep(text: str) -> bool:
         return False
 
 
-def swept_values(text: str, options: list[str]) -> list[str]:
-    """The values of a sweep as texts, `[text]` where it is none; a glob picks of `options`.
+def swept_values(text: str, options: list[str], most: int) -> list[str]:
+    """The first `most` values of a sweep as texts, `[text]` where it is not one; a glob selects
+    from `options`.
 
     Raises ValueError for what cannot be listed, such as `interval(0, 1)`.
     """
@@ -110,7 +112,7 @@ def swept_values(text: str, options: list[str]) -> list[str]:
         return [text]
     if isinstance(value, IntervalSweep):
         raise ValueError("an interval has no list of values; use range(start,stop)")
-    return list(override.sweep_string_iterator())
+    return list(itertools.islice(override.sweep_string_iterator(), most))
 
 
 MAX_SIZE = 1_000_000  # characters and entries after resolving references
