@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.environment import PLUGINS
+from lite_runner.system.files import user_path
 
 _registered: list[str] = []
 
@@ -47,7 +48,7 @@ def register_from(path: str) -> None:
     """
     if not path:  # it would be the current folder, whatever is there
         raise ConfigError("plugins: got an empty name, expected a folder of Python files, or one")
-    place = Path(path).expanduser().absolute()
+    place = user_path(path, "plugins").absolute()
     files = [place]
     if place.is_dir():
         files = sorted(file for file in place.glob("*.py") if not file.name.startswith("_"))

@@ -121,6 +121,8 @@ def test_a_file_that_fails_is_named(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_invalid_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="plugins: ~no_such_user/x: there is no such user"):
+        register_from("~no_such_user/x")
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="expected a folder of Python files"):
             register_from(str(path))

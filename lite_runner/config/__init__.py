@@ -18,6 +18,7 @@ import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
@@ -69,7 +70,9 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
         before = len(errors)
         result = read(value, base, key, errors)
         valid = len(errors) == before
-        if valid and not isinstance(allowed, PathText) and result not in allowed:
+        if valid and isinstance(allowed, PathText):
+            return _read_path(result, key, errors)
+        if valid and result not in allowed:
             return _misfit(value, annotation, key, errors)
         return result
     if origin is Literal:
@@ -96,6 +99,15 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
     if annotation is object or type(value) is annotation:
         return value
     return _misfit(value, annotation, key, errors)
+
+
+def _read_path(text: str, key: str, errors: list[Invalid]) -> str | None:
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        errors.append(invalid(key, f"{key}: {text}: there is no such user, or no home of theirs"))
+        return None
+    return text
 
 
 def _read_union(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import __version__
-from lite_runner.config import at
+from lite_runner.config import at, show
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system.files import parse_json
+from lite_runner.system.files import parse_json, user_path
 from lite_runner.system.user_cache import remembered
 from lite_runner.system.yaml_file import read_yaml
 
@@ -66,7 +66,7 @@ def user_folder(entry: str) -> Path:
         if entry.startswith("pkg://")
         else Path(entry.removeprefix("file://"))
     )
-    folder = path.expanduser().absolute()
+    folder = user_path(str(path), entry).absolute()
     if not folder.is_dir():
         raise ConfigError(f"{entry}: no such folder of config groups")
     if not any((folder / group).is_dir() for group in GROUPS) and not own_groups([folder]):
@@ -80,7 +80,10 @@ def user_folder(entry: str) -> Path:
 def _of_package(name: str) -> Path:
     """The folder of an installed package, which is not imported for it."""
     first, *below = name.split(".")
-    spec = importlib.util.find_spec(first) if first else None
+    try:
+        spec = importlib.util.find_spec(first) if first else None
+    except ValueError:  # a module without one, such as __main__
+        spec = None
     places = list(spec.submodule_search_locations or []) if spec is not None else []
     if not places:
         raise ConfigError(f"pkg://{name}: no package {first} is installed in this Python")
@@ -128,19 +131,33 @@ def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path
     return found if len(found) > 1 else []
 
 
-def option_files(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
-    """The file of an option, and those that it names in `defaults` to build on."""
+def option_files(
+    group: str, option: str, folders: Sequence[Path] = (), above: tuple[Path, ...] = ()
+) -> Iterator[Path]:
+    """The file of an option, and those that it names in `defaults` to build on; `above`: those that
+    build on it. Raises ConfigError."""
     for folder in (conf_dir(), *folders):
         path = folder / group / f"{option}.yaml"
         if not path.is_file():
             continue
+        if path in above:
+            raise ConfigError(f"{path}: its defaults lead back to itself")
+        defaults = _defaults(path)
         yield path
-        for entry in read_yaml(path).get("defaults") or ():
+        for entry in defaults:
             # Mappings are options of other groups.
             if isinstance(entry, str) and entry != "_self_":
                 place = entry if entry.startswith("/") else f"/{group}/{entry}"
                 below, _, name = place[1:].rpartition("/")
-                yield from option_files(below, name, folders)
+                yield from option_files(below, name, folders, (*above, path))
+
+
+def _defaults(path: Path) -> list[Any]:
+    """The list `defaults` of a yaml; empty without one. Raises ConfigError."""
+    found = read_yaml(path).get("defaults")
+    if found is not None and not isinstance(found, list):
+        raise ConfigError(f"{path}: defaults: got {show(found)}, expected a list of options")
+    return found or []
 
 
 def files_of(group: str, option: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -161,7 +178,7 @@ def options_named_in(path: Path) -> dict[str, str]:
     """The options of groups that a yaml chooses in its `defaults`."""
     return {
         str(group).removeprefix("override ").lstrip("/"): str(name)
-        for entry in read_yaml(path).get("defaults") or ()
+        for entry in _defaults(path)
         if isinstance(entry, dict)
         for group, name in entry.items()
     }
@@ -281,10 +298,15 @@ def _composed(conf: Path, others: Sequence[Path], choices: Mapping[str, str]) ->
         with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
             composed = compose("config", overrides)
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         where = " and ".join(map(str, (conf, *others)))
         raise ConfigError(f"the yaml files of {where} do not compose: {reason}") from None
+    except RecursionError:
+        where = " and ".join(map(str, others))
+        raise ConfigError(
+            f"the yaml files of {where} do not compose: a circle of defaults"
+        ) from None
     assert isinstance(plain, dict)
     # Hydra composes the keys of the run mode after the model.
     offline = choices.get("backend") in ("auto", "mslite") or plain.get("run_mode") == "export"

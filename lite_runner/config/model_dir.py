@@ -61,21 +61,23 @@ def with_export(line: CommandLine, file: ConfigFile, models: Collection[str]) ->
     the backend that runs it unless one is named."""
     typed = [setting for setting in line.settings if setting.key == "model" and not setting.prefix]
     given = str(typed[-1].value) if typed else ""
-    if given and given not in models and is_export(Path(given).expanduser()):
+    if given and given not in models and is_export(given):
         settings = [setting for setting in line.settings if setting not in typed]
         line = dataclasses.replace(line, settings=[*settings, Setting(_DIR, given)])
     folder = _given(_DIR, line, {})
     ran = _given("run_mode", line, file.raw) in _RUN_BY
     named = _given("backend", line, file.raw) or "backend" in file.choices
-    if ran and not named and folder and is_export(Path(folder).expanduser()):
+    if ran and not named and folder and is_export(folder):
         line = dataclasses.replace(line, settings=[*line.settings, Setting("backend", "mslite")])
     return line
 
 
-def is_export(folder: Path) -> bool:
+def is_export(folder: str) -> bool:
+    """True for the folder of an export of ours; never raises, whatever the text."""
     try:
-        return read_json_object(folder / MANIFEST).keys() >= {"schema", "layout", "graphs"}
-    except (ArtifactError, OSError, ValueError):
+        manifest = read_json_object(Path(folder).expanduser() / MANIFEST)
+        return manifest.keys() >= {"schema", "layout", "graphs"}
+    except (ArtifactError, OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
         return False
 
 
@@ -92,16 +94,16 @@ def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Config
     given, graph = _given(_DIR, line, raw), _given(_PATHS[0], line, raw)
     if not given and not graph:
         return line, file
-    folder = Path(given).expanduser() if given else Path(graph).expanduser().parent
     found = None
     try:
+        folder = Path(given).expanduser() if given else Path(graph).expanduser().parent
         if (folder / MANIFEST).is_file():
             settings = [Setting("model", "auto"), *line.settings]
             return dataclasses.replace(line, settings=settings), file
         alone = not line.config_files and line.config is None
         if given and alone and folder.is_dir():
             found = only_yaml(folder)
-    except OSError:
+    except (OSError, RuntimeError):
         pass  # the run itself reports what is wrong with the folder
     if found is None:
         return line, file

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 
 GROUP_MAY_READ = 0o640  # the mode of files with texts and logs, less what the umask takes
 SUFFIX = ".lite_runner"
@@ -94,6 +94,15 @@ def cache_dir() -> Path:
     """The cache folder of downloads and derived files; may not exist yet."""
     chosen = os.environ.get("LITE_RUNNER_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
+
+
+def user_path(text: str, where: str) -> Path:
+    """The path that a user typed, with its ~ resolved. Raises ConfigError that begins with `where`
+    for the ~NAME of nobody."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{where}: {text}: there is no such user, or no home of theirs") from None
 
 
 def make_folder(folder: Path, hint: str = "choose a writable folder") -> None:

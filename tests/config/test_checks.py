@@ -344,6 +344,27 @@ def test_three_question_marks_are_a_prompt(resolve: Resolve, tmp_path: Path) -> 
         assert read_requests(config)[0].prompt == "???", word
 
 
+@each(
+    "words",
+    [
+        ["output_dir=~no_such_user/x"],
+        ["load_checkpoint=~no_such_user/x"],
+        ["adapter_path=~no_such_user/x"],
+        ["infer.model_dir=~no_such_user/x"],
+        ["infer.prefill_model_path=~no_such_user/x", "infer.increment_model_path=a"],
+        ["run_mode=eval", "predict_data=", "eval_data=~no_such_user/x"],
+        ["run_mode=convert", "predict_data=", "convert_output=~no_such_user/x"],
+        ["--config-dir", "~no_such_user/x"],
+        ["hydra.searchpath=['~no_such_user/x']"],
+    ],
+)
+def test_the_home_of_nobody(faults: Faults, words: list[str]) -> None:
+    found = faults("predict_data=hi", *words)
+    assert "~no_such_user/x: there is no such user, or no home of theirs" in found
+    found = faults(TINY, "predict_data=hi", *words)
+    assert "~no_such_user/x: there is no such user, or no home of theirs" in found
+
+
 def test_heads_that_are_normed_together_are_of_one_rank(faults: Faults) -> None:
     errors = faults("model=olmo2_1b", "predict_data=hi", "load_checkpoint=random", "parallel=tp2")
     assert "got 2, expected 1: olmo2 normalizes queries and keys over all heads" in errors

@@ -77,6 +77,30 @@ def test_a_models_own_source_on_modelscope(
     assert config.checkpoint_source == given
 
 
+@pytest.mark.parametrize(
+    ("group", "text", "expected"),
+    [
+        ("mine", "# @package _global_\nseed: 1 # caf\xe9", "broken yaml"),
+        ("mine", "# @package _global_\ndefaults: 5", "defaults: got 5, expected a list"),
+        ("mine", "# @package _global_\ndefaults: [own]", "its defaults lead back to itself"),
+        ("model", "defaults: 5", "defaults: got 5, expected a list|do not compose"),
+        ("model", "defaults: [own]", "its defaults lead back to itself|a circle of defaults"),
+    ],
+)
+def test_broken_groups_of_the_users(group: str, text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "own.yaml").write_text(text, encoding="latin-1")
+    word = "model=own" if group == "model" else f"+{group}=own"
+    with pytest.raises(ConfigError, match=expected):
+        resolve(parse(["-cd", str(tmp_path), word, "predict_data=hi"], heads()))
+
+
+def test_packages_that_hold_no_groups() -> None:
+    for name in ("__main__", "", "no_such_package"):
+        with pytest.raises(ConfigError, match="no package"):
+            groups.user_folder(f"pkg://{name}")
+
+
 def test_an_unknown_hub_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITE_RUNNER_SOURCE", "github")
     with pytest.raises(ConfigError, match="LITE_RUNNER_SOURCE: got 'github', expected"):
