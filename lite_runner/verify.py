@@ -11,7 +11,7 @@ from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.output import RESULT
 from lite_runner.output.comparison import PROGRAM, aligned
 from lite_runner.system import own_process
-from lite_runner.system.files import parse_json, read_json_object, temporary_folder
+from lite_runner.system.files import parse_json, read_json_object, temporary_folder, user_path
 from lite_runner.system.yaml_file import read_yaml
 
 SAMPLES = "samples.jsonl"  # of an evaluation over tasks
@@ -23,14 +23,14 @@ _OF_SAMPLES = ("likelihoods", "response")
 
 
 def verify(words: Sequence[str]) -> int:
-    """Compute the run again whose folder is the only word, and print what is the same; the exit
-    code is 0.
+    """Recompute the run in the given folder, and print what is identical; returns 0.
 
     Raises RunnerError, also where what was computed differs.
     """
-    if len(words) != 1:
-        raise ConfigError(f"verify: got {len(words)} words, expected the folder of a run", HINT)
-    folder = Path(words[0]).expanduser().resolve()
+    if len(words) != 1 or words[0].startswith("-"):
+        got = words[0] if len(words) == 1 else f"{len(words)} words"
+        raise ConfigError(f"verify: got {got}, expected the folder of a run", HINT)
+    folder = user_path(words[0], "verify").resolve()
     before = read_json_object(folder / RESULT, "the result of a run")
     config = read_yaml(folder / "config.yaml", f"verify: {folder / 'config.yaml'}")
     mode = config.get("run_mode")
@@ -41,6 +41,10 @@ def verify(words: Sequence[str]) -> int:
         )
     if config.get("use_parallel"):
         raise ConfigError(f"verify: {folder} ran in several ranks, which verify does not support")
+    if not before.keys() >= {"results", "backend", "engine", "versions"}:
+        raise ConfigError(f"verify: {folder / RESULT} is not the result of a run", HINT)
+    if "tasks" in before and not (folder / SAMPLES).is_file():
+        raise ConfigError(f"verify: {folder} has no {SAMPLES}, which holds what is compared")
     with temporary_folder("verify") as work:
         after = _again(config, work)
         parts = _compared(before, after, folder, work / "run")

@@ -56,8 +56,17 @@ def test_runs_that_cannot_be_verified(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text("{}")
     (tmp_path / "run/config.yaml").write_text("run_mode: bench\n")
+    of_tasks = {"results": [], "backend": "native", "engine": "none", "versions": {}, "tasks": {}}
+    for name, result in (("empty", {}), ("tasks", of_tasks)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("run_mode: eval\n")
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
     for words, code, expected in (
         ([], 2, "verify: got 0 words, expected the folder of a run"),
+        (["--help"], 2, "verify: got --help, expected the folder of a run"),
+        (["~no_such_user/x"], 2, "verify: ~no_such_user/x: there is no such user"),
+        (["empty"], 2, "empty/result.json is not the result of a run"),
+        (["tasks"], 2, "tasks has no samples.jsonl"),
         (["missing"], 4, "result.json: cannot be read"),
         (["run"], 2, "is a run of run_mode=bench, which computes no tokens"),
     ):
