@@ -39,6 +39,7 @@ GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
 def console(*, mindformer: bool = False) -> NoReturn:
     """The program `run-lite` and run_lite.py; `mindformer`: run_mindformer.py."""
     start_quickly()
+    _open_closed_streams()
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -48,6 +49,16 @@ def console(*, mindformer: bool = False) -> NoReturn:
     except OSError:  # nobody reads it: Python would end with 120 where it flushes once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that were closed, as by `>&-`, lead to nothing: here and in processes that
+    this one starts."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free one: that of the stream
+            os.set_inheritable(handle, True)
+            setattr(sys, name, os.fdopen(handle, mode))
 
 
 def start_quickly() -> None:

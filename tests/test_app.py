@@ -340,6 +340,18 @@ def test_shell_completion_in_a_real_shell(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run_lite.py"]
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("--version >&-", 0), ("--version 2>&-", 0), (f"{TINY} predict_data=- <&-", 2)],
+)
+def test_closed_standard_streams(words: str, code: int, tmp_path: Path) -> None:
+    command = f"{sys.executable} {ROOT / 'run_lite.py'} {words}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr and b"Error" not in done.stderr
+    assert code == 0 or b"standard input is empty" in done.stderr
+
+
 def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:
     """The stand-in for launch reaches the job's own process through the import path."""
     hook = tmp_path / "stubs" / "sitecustomize.py"
