@@ -20,6 +20,7 @@ from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.config import Invalid, invalid
+from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
@@ -166,6 +167,8 @@ def errors(config: Config) -> Iterator[Invalid]:
     given = config.quantize
     if given and given.bits is not None:
         yield from _errors_of_bits(config, given, given.bits)
+    if given and given.data and not is_file(Path(given.data).expanduser()):
+        yield invalid("quantize.data", f"quantize.data: no file {given.data}")
     if given and given.data.endswith(IMATRICES) and given.method != "imatrix":
         yield invalid(
             ("quantize.data", "quantize.method"),
@@ -265,7 +268,7 @@ def plan(config: Config) -> Plan:
     lines["writes"] = f"{target}: {readable(size)} as {what}"
     if 0 < files.stored_bytes() < size:
         progress.note(
-            f"{what} makes the weights larger than their source has them,"
+            f"{what} makes the weights larger than in their source,"
             f" {readable(size)} from {readable(files.stored_bytes())}, and less accurate"
         )
     # Of the nearest integers a text only says how good they are.
@@ -357,7 +360,7 @@ def _measurable(files: ModelFiles) -> bool:
     if needed > free:
         progress.note(
             f"quality not measured: that takes about {readable(needed)} of memory, {readable(free)}"
-            " are free"
+            " is free"
         )
     return needed <= free
 
@@ -393,7 +396,7 @@ def _calibrate(
 def _finer(
     files: ModelFiles, texts: NDArray[np.int32], config: Config, wanted: Quantization
 ) -> tuple[str, ...]:
-    """The matrices of 8 bits, so that `quantize.bits` are had."""
+    """The matrices to keep at 8 bits, so that the average is `quantize.bits`."""
     assert config.quantize is not None and config.quantize.bits is not None
     plain = replace(files, quantization=Quantization())
     with progress.step("measure errors", total=files.model.num_layers, unit="layers") as step:
@@ -472,7 +475,8 @@ def _windows(
         try:
             text = read_small(Path(settings.data).expanduser(), "a text", MAX_TEXT).decode()
         except (OSError, ValueError) as error:
-            raise ArtifactError(f"quantize.data: {settings.data}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ArtifactError(f"quantize.data: {settings.data}: {why}") from error
     else:
         from pydoc_data.topics import topics
 

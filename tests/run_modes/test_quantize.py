@@ -127,6 +127,12 @@ def test_contradictory_settings_are_refused_before_loading(
         assert f"q: quant=a16w4 quant_group=32 is not available with {where}" in error
 
 
+def test_a_text_to_calibrate_on_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    line = [*QUANTIZE, *TINY, "quant=a16w4", "quantize_output=q", "quantize.method=gptq"]
+    for name in ("nowhere.txt", "nowhere.gguf"):
+        assert f"quantize.data: no file {name}" in fault(capsys, *line, f"quantize.data={name}")
+
+
 def test_weights_of_8_bits_serve_both_settings() -> None:
     quantized(*TINY, quant="a16w8")
     for quant in ("quant=a16w8", "quant=a8w8"):
@@ -228,7 +234,7 @@ def test_output_larger_than_its_source_is_reported(
     monkeypatch.setattr(ModelFiles, "stored_bytes", lambda files: 1000)
     quantized(*TINY, "verbosity=1")
     first = capsys.readouterr().err.splitlines()[0]
-    assert "makes the weights larger than their source has them" in first and "from 1.0 kB" in first
+    assert "makes the weights larger than in their source" in first and "from 1.0 kB" in first
 
 
 @pytest.mark.parametrize(
