@@ -403,7 +403,9 @@ def without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Nested data without a dotted key."""
     name, _, below = key.partition(".")
     rest = dict(raw)
-    if below and isinstance(section := rest.get(name), Mapping):
+    if below and key in rest:  # a name with dots
+        rest.pop(key)
+    elif below and isinstance(section := rest.get(name), Mapping):
         rest[name] = without(section, below)
     elif not below:
         rest.pop(name, None)
@@ -417,7 +419,7 @@ def at(raw: Any, key: str) -> Any:
     return raw
 
 
-_GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")
+_GIGABYTES = re.compile(r"(?=.*[1-9])(\d{1,9}(?:\.\d{1,9})?)GB")
 
 
 def size_errors(key: str, text: str | None) -> Iterator[Invalid]:

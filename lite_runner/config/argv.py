@@ -244,8 +244,8 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
     own = _OWN_FLAGS.get(name)
     if own == "--help":
         line.action = "help"
-        if "=" not in (words.peek() or "="):
-            line.topic = words.next()
+        if inline or "=" not in (words.peek() or "="):
+            line.topic = inline or words.next()
     elif own == "--version" and line.action != "help":
         line.action = "version"
     elif own == "--multirun":

@@ -309,6 +309,8 @@ def translate(
             near = nearest_key(key, sorted({*known, *IGNORED}))
             hint = did_you_mean(near)
             result.errors.append(f"{key}: no such key{hint}; ~{key} leaves it out")
+    if result.assignments.get(f"{PREFIX}top_p") == 0:  # the likeliest token alone
+        result.assignments |= {f"{PREFIX}top_p": 1.0, f"{PREFIX}top_k": 1}
     _check_disabled(raw, known, result)
     _translate_tokenizer(raw, result)
     if isinstance(settings, Mapping):
@@ -349,8 +351,6 @@ def _translate_model(
     source = settings.get("checkpoint_name_or_path")
     if source in ("", None) or (isinstance(source, str) and source in models):
         result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
-    if settings.get("top_p") == 0:  # the likeliest token alone
-        result.assignments |= {f"{PREFIX}top_p": 1.0, f"{PREFIX}top_k": 1}
     _translate_adapter(settings.get("pet_config"), result)
     modules = modules_of(_type(settings, defaults))
     _translate_quantization(settings.get("quantization_config"), modules, result)

@@ -164,7 +164,8 @@ def _standard_input(verbosity: int) -> str:
     if sys.stdin.isatty() and verbosity > 0:
         print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
     raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-    text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
+    text = decoded(raw, "predict_data: standard input").removeprefix("\ufeff")
+    text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise ConfigError("predict_data: standard input is empty; expected a prompt")
     return text

@@ -48,11 +48,11 @@ class Trainer:
 
     def errors(self) -> Iterator[Invalid]:
         """The validation error of a name unfit for a folder."""
-        if not re.fullmatch(r"\w[\w.-]*", self.model_name, re.ASCII):
+        if not re.fullmatch(r"\w[\w.-]{,99}", self.model_name, re.ASCII):
             yield invalid(
                 "trainer.model_name",
-                f"trainer.model_name: got {show(self.model_name)}, expected letters, digits and"
-                " . _ - (it names the output folder)",
+                f"trainer.model_name: got {show(self.model_name)}, expected at most 100"
+                " letters, digits and . _ - (it names the output folder)",
             )
 
 

@@ -131,6 +131,8 @@ MODEL = "model.model_config"
             "expected 0 < slow < fast",
         ),
         (["trainer.model_name=../x"], "trainer.model_name: got '../x'"),
+        ([f"trainer.model_name={101 * 'a'}"], "expected at most 100 letters, digits and"),
+        ([f"context.cache_limit={400 * '9'}GB"], "expected gigabytes as 58GB or 3.5GB"),
         (["output_dir="], "output_dir is empty"),
         (["output_dir=a\0b"], "output_dir: got 'a\\x00b', expected no NUL"),
         (["model=tiny_bloom", f"{MODEL}.num_heads=5"], "hidden_size: got 64, expected a multiple"),

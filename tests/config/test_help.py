@@ -46,6 +46,7 @@ def is_of_a_model(name: str) -> bool:
     "words",
     [
         ["--help", "serve"],
+        ["--help=serve"],
         ["-h", "serve"],
         ["serve", "--help"],
         ["run_mode=serve", "--help"],

@@ -117,6 +117,12 @@ def test_ignored_keys_are_one_note(notes: Notes, file: Callable[..., str]) -> No
     assert "context (ascend_config, max_device_memory, save_graphs)" in note
 
 
+def test_a_top_p_of_zero_is_the_likeliest_token(resolve: Resolve, file: Callable[..., str]) -> None:
+    for path in (file("top_k: 3", "top_p: 0"), file("seed: 7", "generation_config: {top_p: 0}")):
+        settings = resolve("--config", path, "--predict_data", "hi").model.model_config
+        assert (settings.top_p, settings.top_k) == (1.0, 1)
+
+
 def test_the_settings_of_a_card(resolve: Resolve, faults: Faults, file: Callable[..., str]) -> None:
     context = resolve("--config", file(), "--predict_data", "hi").context
     assert context.max_device_memory == "58GB"
@@ -220,6 +226,8 @@ def test_a_key_of_a_file_is_left_out(
     assert resolve(*line, "~my", "~seed=7").seed != 7
     assert "~seed: a key cannot be left out" in faults(*line, "~my", "~seed=8")
     assert "~yours" in faults(*line, "~my", "~yours")
+    path = file("seed: 7", 'seed: 7\n"my.key": 3')
+    assert resolve("--config", path, "predict_data=hi", "~my.key").seed == 7
 
 
 def test_the_adapters_of_slora(resolve: Resolve, file: Callable[..., str]) -> None:

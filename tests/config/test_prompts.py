@@ -109,6 +109,8 @@ def test_standard_input_is_one_prompt(resolve: Resolve, monkeypatch: pytest.Monk
     config = resolve(TINY, "predict_data=-")
     feed(monkeypatch, "两行\nsecond\n\n".encode())
     assert read_prompts(config) == ["两行\nsecond\n"]
+    feed(monkeypatch, "\ufeffhi\n".encode())  # as Windows writes it
+    assert read_prompts(config) == ["hi"]
     feed(monkeypatch, b"\n")
     with pytest.raises(ConfigError, match="standard input is empty"):
         read_prompts(config)
