@@ -1,7 +1,7 @@
 """Turns on the recording of where the time of a process goes; see recorder.py.
 
-One recorder at a time. Who has something to record asks `profiler.recorder`, which is None as long
-as nobody records: one look at a variable, a few times a step of some milliseconds.
+One recorder at a time. Code with something to record checks `profiler.recorder`, which is None
+unless recording is on: one variable read, a few times in a step of some milliseconds.
 """
 
 from __future__ import annotations

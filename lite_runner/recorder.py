@@ -143,8 +143,8 @@ class Recorder:
         self.slice("sample", "sample", computed, ended)
 
     def gathered(self, began: float, met: float, ended: float, size: int) -> None:
-        """Record a collective of all ranks: waiting for the last one until `met`, then so many
-        bytes of this one."""
+        """Record a collective of all ranks: it waited for the last rank until `met`, and this rank
+        gave `size` bytes."""
         more = {"waiting_ms": (met - began) * 1e3, "bytes": size}
         self.slice("gather", "gather", began, ended, **more)
         one = CollectiveTime(

@@ -169,7 +169,8 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
 
 
 def take_hydra(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
-    """Move what Hydra reads of a sweep from a file's data to `config`, with its references."""
+    """Move Hydra's settings of a sweep from a file's data to `config`; its references stay
+    unresolved."""
     where = f" (in {path})" if path else ""
     section = raw.get("hydra")
     if not isinstance(section, Mapping):
@@ -389,14 +390,13 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
         )
     if arch in (None, chosen):
         models = options_of("model", composed.folders)
-        return blended(line.settings, file, composed.raw, models) or ""
-    text = f"model.arch.type: got {show(arch)} (in {file.source})"
+        return blended(line.settings, file, composed.raw, models)
     if arch not in (*networks(), "auto"):
         there = ", ".join(sorted(networks()))
         return (
             f"model.arch.type: {arch} is not supported (in {file.source}); expected one of {there}"
         )
-    text = f"{text}, but the model chosen is {chosen}"
+    text = f"model.arch.type: got {show(arch)} (in {file.source}), but the model chosen is {chosen}"
     return text + ("; leave model= out to run the file's" if line.values("model") else "")
 
 

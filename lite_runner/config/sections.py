@@ -266,7 +266,7 @@ class ParallelConfig:
             yield invalid(
                 ("parallel_config.pipeline_stage", "parallel"),
                 f"parallel_config.pipeline_stage: got {self.pipeline_stage}, expected 1: layers are"
-                " cut (model_parallel), not dealt out to stages",
+                " sharded (model_parallel), not assigned to stages",
             )
 
 
@@ -316,8 +316,8 @@ class Precision:
         return self.asked
 
     def computed(self, device_target: str) -> DType:
-        """The type to compute in: a CPU has fast products of float32 alone, whatever the weights
-        are kept in."""
+        """The type to compute in: a CPU multiplies fast only in float32, whatever type the weights
+        are stored in."""
         return "float32" if device_target == "CPU" else self.weights(device_target)
 
     def rounded(self, device_target: str) -> DType:
