@@ -53,6 +53,8 @@ def with_settings(core: Tokenizer, settings: dict[str, Any]) -> tuple[Tokenizer,
     for name, value in settings.items():
         if name in _OWN:
             own[name] = value
+        elif name == "eos_token" and value is None:
+            continue  # that of the files
         elif name == "eos_token":
             changes["eos"] = (str(getattr(value, "content", value)),)
         elif name in _CHANGES:
@@ -205,5 +207,5 @@ class AutoProcessor:
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path) -> AutoProcessor:
-        """The processor; takes and raises the same as AutoTokenizer.from_pretrained."""
+        """The processor; raises as AutoTokenizer.from_pretrained."""
         return cls(AutoTokenizer.from_pretrained(name_or_path))

@@ -110,8 +110,8 @@ class ParallelContextConfig:
 def join_job(device: str, device_id: int) -> tuple[int, int]:
     """Join the other ranks of this process's job; (rank, world size).
 
-    Once a process; later calls return the same. The job's scheduler, which its starter runs as the
-    same script, ends here when the ranks have left (SystemExit). Raises EnvironmentFault.
+    Once per process; later calls return the same. The job's scheduler, which its starter runs
+    as the same script, ends here when the ranks have left (SystemExit). Raises EnvironmentFault.
     """
     global _joined
     if _joined is not None:

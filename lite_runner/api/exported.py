@@ -218,6 +218,8 @@ def exported_of(
         model = model.config
     given, rest = _split(kwargs)
     config, fields = model.copy(), InferConfig(**given)
+    if fields.dynamic:
+        progress.note("InferConfig.dynamic=True has no effect: an export says itself which it is")
     infer = {name: fields[name] for name in given if name not in ("target", "device_id", "dynamic")}
     infer.pop("model_name", None)
     settings: dict[str, Any] = {"backend": "mslite"} | ({"infer": infer} if infer else {})

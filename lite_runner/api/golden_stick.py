@@ -54,9 +54,10 @@ class PTQConfig:
                 " expected weights of int8 or qint4x2, int8 inputs with int8 weights alone, and a"
                 " cache of int8 or None"
             )
-        kept = list(self.opname_blacklist) or None
+        names_kept = self.opname_blacklist
+        kept = [names_kept] if isinstance(names_kept, str) else list(names_kept)
         cache = {"kv_cache": "int8"} if names[2] else {}
-        return {"quant": quant, "modules_to_not_convert": kept} | cache
+        return {"quant": quant, "modules_to_not_convert": kept or None} | cache
 
 
 class NetworkHelper:

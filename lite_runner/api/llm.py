@@ -80,7 +80,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, adapter_id: AdapterIds = None, **options: Any
     ) -> Outputs:
-        """The completions of one prompt or of several, of which a text or ids are one.
+        """The completions of one prompt (a text or its token ids) or of several.
 
         `options` are the keys of predict (max_new_tokens, temperature, top_p, stop, guided_json,
         num_return_sequences, ...); the sequences of one prompt are neighbours. `adapter_id`: a name
@@ -93,7 +93,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter_id: AdapterIds = None,
         **options: Any,
@@ -112,7 +112,7 @@ class LLM:
         self,
         prompt: Prompt | Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter_id: str | None = None,
         **options: Any,
@@ -124,7 +124,7 @@ class LLM:
         else:
             ids = self._ids(prompt)
         core = self.tokenizer.core
-        pieces = _Pieces(StopChecker(core, stop_texts(options), continues=True))
+        pieces = _Pieces(StopChecker(core, stop_texts(options, self._model.config), continues=True))
 
         def work() -> None:
             try:
@@ -162,10 +162,18 @@ class LLM:
     async def astream(self, prompt: Prompt | Messages, **options: Any) -> AsyncIterator[str]:
         """`stream`, while other tasks go on."""
         pieces = self.stream(prompt, **options)
+        waiting: asyncio.Future[str | None] | None = None
         try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            while True:
+                waiting = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+                # A task that is cancelled must not leave the thread with the generator.
+                piece = await asyncio.shield(waiting)
+                if piece is None:
+                    return
                 yield piece
         finally:
+            if waiting is not None:
+                await asyncio.wait([waiting])
             await asyncio.to_thread(pieces.close)  # type: ignore[attr-defined]
 
     def close(self) -> None:
@@ -189,7 +197,10 @@ class LLM:
         return [int(token) for token in prompt]
 
     def _chat_ids(
-        self, messages: Any, tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any] | None,
     ) -> list[int]:
         if not _is_conversation(messages):
             raise ConfigError(
@@ -198,7 +209,7 @@ class LLM:
             )
         return self.tokenizer.core.encode_chat(
             [dict(one) for one in messages],
-            tools=[dict(tool) for tool in tools] or None,
+            tools=[dict(tool) for tool in tools or ()] or None,
             template_kwargs=kwargs,
         )
 
@@ -210,7 +221,7 @@ class LLM:
         options: Mapping[str, Any],
     ) -> Outputs:
         found = self._model.complete(ids, options, tokenizer=self.tokenizer, adapter_id=adapter_id)
-        texts = texts_of(found, self.tokenizer.core, stop_texts(options))
+        texts = texts_of(found, self.tokenizer.core, stop_texts(options, self._model.config))
         return Outputs(
             Output(
                 prompt=asked[one.prompt_index],

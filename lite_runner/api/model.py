@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.loaded_model import AdapterIds, Hooks, LoadedModel
-from lite_runner.api.options import merged_options
+from lite_runner.api.options import OUTPUTS, merged_options, stop_texts
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer, rows_of
 from lite_runner.errors import ConfigError
@@ -120,28 +120,26 @@ class PreTrainedModel:
         adapter_id: AdapterIds = None,
         **options: Any,
     ) -> tuple[str, list[dict[str, str]]]:
-        """The answer to `query`, and the messages so far with both; with MindFormers' defaults, so
-        that it samples of the 50 likeliest tokens unless `generation_config` or the call says else.
+        """The answer to `query`, and the messages so far with both. MindFormers' defaults sample
+        from the 50 likeliest tokens unless `generation_config` or the call says otherwise.
 
         `instruction` begins a new conversation; `options` are those of `generate`. Raises
         ConfigError where the tokenizer has no chat template.
         """
-        if history is None:
-            begin = [{"role": system_role_name, "content": instruction}] if instruction else []
-        else:
-            begin = list(history)
+        begin = list(history or ())
+        if instruction and not begin:
+            begin = [{"role": system_role_name, "content": instruction}]
         messages = [*begin, {"role": user_role_name, "content": query}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         longest = None if max_length is None else min(max_length, self.max_length)
         chosen = {"max_length": longest, "do_sample": do_sample, "top_k": top_k, **options}
-        usual = {"do_sample": True, "top_k": 50}
+        given = {"do_sample": True, "top_k": 50} | merged_options(generation_config, chosen)
         (completion,) = self.complete(
-            rows_of(ids, self._loaded.files.model),
-            usual | merged_options(generation_config, chosen),
-            streamer=streamer,
-            adapter_id=adapter_id,
+            rows_of(ids, self._loaded.files.model), given, streamer=streamer, adapter_id=adapter_id
         )
         answer: str = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        for stop in stop_texts(given, self.config):
+            answer = answer.partition(stop)[0]
         return answer, [*messages, {"role": assistant_role_name, "content": answer}]
 
     def complete(
@@ -159,14 +157,21 @@ class PreTrainedModel:
         probabilities too.
 
         `tokenizer` tells which other tokens end a text; None: the checkpoint's own. That one is
-        fetched only where stop texts or an export need it: ids do without.
+        fetched only where stop texts or an export need it: ids do without. With one the answer is
+        text, which comes without logits.
         """
-        for name in () if in_a_dict else ("logprobs", "prompt_logprobs"):
-            value = options.get(name)
-            if (getattr(self.config, name) if value is None else value) is not None:
+        in_dict = {name: options.get(name) for name in ("logprobs", "prompt_logprobs")}
+        for name, value in in_dict.items() if not in_a_dict else ():
+            value = getattr(self.config, name) if value is None else value
+            if value is not None:
                 raise ConfigError(
-                    f"{name}: needs return_dict_in_generate=True",
-                    f"model.generate(..., {name}={value}, return_dict_in_generate=True)",
+                    f"{name}: needs return_dict_in_generate=True of AutoModel",
+                    f"model.generate(ids, {name}={value}, return_dict_in_generate=True)",
+                )
+        for name in OUTPUTS if tokenizer is not None else ():
+            if options.get(name):
+                raise ConfigError(
+                    f"{name}: this returns texts", f"model.generate(ids, {name}=True) of AutoModel"
                 )
         hooks = Hooks(streamer, on_logits)
         core = None if tokenizer is None else tokenizer.core
@@ -199,7 +204,7 @@ class PreTrainedModel:
         """Free the memory, as `del model` does; the next `generate` reads the weights again.
 
         With backend="ms" MindSpore keeps about 2 MB a layer of every compiled graph, and some 80 MB
-        once a process.
+        once per process.
         """
         self._loaded.close()
 

@@ -18,7 +18,7 @@ OPTIONS = (
     *(name for name in generation.GenerationConfig.__dataclass_fields__ if name != "pad_token_id"),
     *STRUCTURED_KEYS,
 )
-# MindFormers' own, which do nothing at these values; no other can be had here.
+# MindFormers' own, which do nothing at these values; no other value is supported.
 _OFF: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0, 1),
     "renormalize_logits": (False,),
@@ -35,7 +35,7 @@ _DEFAULTS = {
     "num_beams": 1,
 }
 _NO_EFFECT = ("use_past", "bos_token_id", "window_size", "level", "guess_set_size")
-_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits")
+OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits")
 
 
 class GenerationConfig:
@@ -94,7 +94,7 @@ def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_option(name: str) -> bool:
     """True for an option that `generate` accepts, even without effect."""
-    return name in (*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length")
+    return name in (*OPTIONS, *_OFF, *_NO_EFFECT, *OUTPUTS, "pad_token_id", "min_length")
 
 
 def checked_options(
@@ -108,7 +108,7 @@ def checked_options(
     for name, off in _OFF.items():
         if name in given and given.pop(name) not in off:
             raise ConfigError(f"{name} is not available", f"leave {name} out")
-    for name in (*_NO_EFFECT, *_OUTPUTS, "pad_token_id"):
+    for name in (*_NO_EFFECT, *OUTPUTS, "pad_token_id"):
         given.pop(name, None)  # callers handle the last two
     least = given.pop("min_length", None)
     if settings := [name for name in given if name not in OPTIONS and hasattr(config, name)]:
@@ -130,10 +130,10 @@ def checked_options(
     return given
 
 
-def stop_texts(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts that end a completion; `stop` may be one alone."""
-    stop = options.get("stop") or ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def stop_texts(options: Mapping[str, Any], config: PretrainedConfig) -> tuple[str, ...]:
+    """The texts that end a completion: the call's, else the model's."""
+    stop = options.get("stop")
+    return generation.stop_texts(config.stop if stop is None else stop)
 
 
 def without_call_options(config: GenerateOptions) -> GenerateOptions:

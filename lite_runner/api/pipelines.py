@@ -187,7 +187,7 @@ class TextGenerationPipeline:
         greedy = self._is_greedy if is_sample_acceleration is None else is_sample_acceleration
         if greedy and options.get("do_sample", self.model.config.do_sample):
             raise ConfigError(
-                "is_sample_acceleration=True chooses the likeliest token; got do_sample=True too",
+                "is_sample_acceleration=True chooses the likeliest token; but this call samples",
                 "is_sample_acceleration=False",
             )
         batch = self._batch_size if batch_size is None else read_batch_size(batch_size)
@@ -208,7 +208,7 @@ class TextGenerationPipeline:
             adapter_id=self._adapter_id if adapter_id is None else adapter_id,
         )
         found: list[list[str]] = [[] for _ in texts]
-        generated = texts_of(completions, core, stop_texts(options))
+        generated = texts_of(completions, core, stop_texts(options, self.model.config))
         for completion, text in zip(completions, generated, strict=True):
             before = "" if chat else texts[completion.prompt_index]
             found[completion.prompt_index].append(before + text)

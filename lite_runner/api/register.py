@@ -64,7 +64,7 @@ def register(
     Linear(options, weight, combine=summed(options.parallel)).
 
     `inputs` is what the exported pair takes; not given: an Architecture's own, else those of BLOOM
-    and GPT-2. Registering it again replaces it. Raises ConfigError for a name that is built in.
+    and GPT-2. Registering a name again replaces it. Raises ConfigError for a name that is built in.
     """
     _check_name(architecture if isinstance(architecture, str) else architecture.name)
     if isinstance(architecture, Architecture):

@@ -16,7 +16,7 @@ from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
-# Arguments of a call that change nothing at these values, and cannot be had at others.
+# Arguments of a call that change nothing at these values, and are not supported at others.
 _OFF: dict[str, tuple[Any, ...]] = {
     "is_split_into_words": (False,),
     "pad_to_multiple_of": (None,),
@@ -60,8 +60,6 @@ class PreTrainedTokenizer:
         model_max_length: int | None = None,
     ) -> None:
         """`pad_token_id`: the model's, where the tokenizer's own files name none."""
-        if padding_side not in ("right", "left"):
-            raise ConfigError(f"padding_side: got {padding_side!r}, expected right or left")
         self.core = core
         ends, special = core.eos_token_ids, core.named_tokens()
         candidates = (core.pad_token_id, pad_token_id, *ends[:1])
@@ -72,12 +70,41 @@ class PreTrainedTokenizer:
         self.unk_token_id = core.id_of(self.unk_token)
         self.bos_token = special.get("bos_token")
         self.eos_token = special.get("eos_token")
-        self.pad_token = None if self.pad_token_id is None else core.token_of(self.pad_token_id)
         self.vocab_size = core.vocab_size
-        self.chat_template = core.chat_template
         self.name_or_path = core.source
         self.padding_side = padding_side
         self.model_max_length = model_max_length
+
+    @property
+    def pad_token(self) -> str | None:
+        """The token that fills rows up. Setting it raises ConfigError for an unknown one."""
+        return None if self.pad_token_id is None else self.core.token_of(self.pad_token_id)
+
+    @pad_token.setter
+    def pad_token(self, token: str) -> None:
+        if (id := self.core.id_of(token)) is None:
+            raise ConfigError(f"pad_token: {token!r} is not in the vocabulary")
+        self.pad_token_id = id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of `apply_chat_template` and LLM.chat."""
+        return self.core.chat_template
+
+    @chat_template.setter
+    def chat_template(self, template: str) -> None:
+        self.core = self.core.with_special(chat_template=template)
+
+    @property
+    def padding_side(self) -> str:
+        """right or left. Setting it raises ConfigError for another one."""
+        return self._padding_side
+
+    @padding_side.setter
+    def padding_side(self, side: str) -> None:
+        if side not in ("right", "left"):
+            raise ConfigError(f"padding_side: got {side!r}, expected right or left")
+        self._padding_side = side
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -194,7 +221,7 @@ class PreTrainedTokenizer:
             for one in (messages if several else [messages])
         ]
         text = texts if several else texts[0]
-        return self.encode(text, add_special_tokens=False, **options) if tokenize else text
+        return self.encode(text, **{**options, "add_special_tokens": False}) if tokenize else text
 
     def _chat(
         self,
@@ -253,9 +280,10 @@ class PreTrainedTokenizer:
         """The token of an id, or the tokens of several. ConfigError for an id that there is not."""
         ids = as_arrays(ids)
         if _is_one(ids):
-            return self._token(int(ids))
+            return self._token(_checked_id(ids))
         skipped = self.core.special_ids if skip_special_tokens else ()
-        return [self._token(int(as_arrays(id))) for id in ids if int(as_arrays(id)) not in skipped]
+        checked = [_checked_id(as_arrays(id)) for id in ids]
+        return [self._token(id) for id in checked if id not in skipped]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """The text that tokens spell."""
@@ -300,7 +328,7 @@ class PreTrainedTokenizer:
         return tuple(str(folder / name) for name in self.core.files())
 
     def _decode(self, ids: Any, skip_special_tokens: bool, clean: bool) -> str:
-        text = self.core.decode([int(id) for id in ids], skip_special_tokens)
+        text = self.core.decode([_checked_id(id) for id in ids], skip_special_tokens)
         for spaced, written in _CLEANED if clean else ():
             text = text.replace(spaced, written)
         return text
@@ -310,6 +338,12 @@ class PreTrainedTokenizer:
         if token is None:
             raise ConfigError(f"got the id {id}, but the vocabulary has {self.vocab_size}")
         return token
+
+
+def _checked_id(id: Any) -> int:
+    if not 0 <= int(id) < 2**31:
+        raise ConfigError(f"token ids: got {int(id)}, expected one from 0 on")
+    return int(id)
 
 
 def _is_one(ids: Any) -> bool:
@@ -387,6 +421,9 @@ class Padding:
                 f"truncation: got {self.truncation!r}, expected True, False, 'longest_first' or"
                 " 'only_first'"
             )
+        length = self.max_length
+        if length is not None and (type(length) is not int or length < 0):
+            raise ConfigError(f"max_length: got {show(length)}, expected an integer >= 0")
         if _TRUNCATES[self.truncation] and self.max_length is not None:
             rows = [row[: self.max_length] for row in rows]
         width = self._width(max(map(len, rows), default=0))

@@ -45,6 +45,17 @@ class MindFormerConfig(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _section(value))
 
+    def update(self, *sources: Any, **settings: Any) -> None:
+        """As a dict's; sections become configs."""
+        for name, value in dict(*sources, **settings).items():
+            self[name] = value
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """As a dict's; a section becomes a config."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
         """Set keys like "model.model_config.seq_length"."""
         for key, value in options.items():
@@ -87,8 +98,9 @@ class LoraConfig(PetConfig):
         target_modules: str | None = None,
         **rest: Any,
     ) -> None:
-        named = {"lora_rank": lora_rank, "lora_alpha": lora_alpha, "target_modules": target_modules}
-        super().__init__("lora", **named, **rest)
+        if target_modules is not None:
+            rest["target_modules"] = target_modules
+        super().__init__("lora", lora_rank=lora_rank, lora_alpha=lora_alpha, **rest)
 
 
 def build_parallel_config(config: MindFormerConfig) -> MindFormerConfig:
@@ -175,7 +187,7 @@ def get_real_rank() -> int:
 def get_last_checkpoint(folder: str | Path) -> str:
     """The path of the newest .ckpt or .safetensors file in a folder. ArtifactError: there is none.
 
-    Of several of the same time, the last by name.
+    Of several equally new ones, the last by name.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():

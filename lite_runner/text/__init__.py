@@ -240,8 +240,8 @@ class _Config:
         listed = self._get("added_tokens_decoder", dict, None) or {}
         for id, entry in sorted(listed.items(), key=lambda item: str(item[0]).zfill(12)):
             content = entry.get("content") if isinstance(entry, dict) else None
-            if not isinstance(content, str) or not str(id).isdecimal():
-                raise self._error(f"added_tokens_decoder[{id!r}]", entry, "a token")
+            if not isinstance(content, str) or not _is_id(str(id)):
+                raise self._error(f"added_tokens_decoder[{str(id)[:20]!r}]", entry, "a token")
             if backend.token_to_id(content) is None:
                 token = AddedToken(
                     content,
@@ -324,3 +324,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(_MAX_IDS))

@@ -19,6 +19,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.text.spelling import SPACE, PieceType, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, special_tokens
+from lite_runner.text.tokenizer_cost import check_splits
 
 _BREAK = "<ret>"  # iFlytekSpark's line break
 SPARK_END = "<end>"  # of its turns
@@ -73,6 +74,7 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
             list(zip(vocabulary.pieces, vocabulary.scores, strict=True)), unknown[0], byte_fallback
         )
     else:
+        check_splits(vocabulary.pieces, source)
         model = models.BPE(
             ids,
             _merges(vocabulary, ids),

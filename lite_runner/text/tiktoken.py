@@ -13,6 +13,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.text.gguf import byte_level_bpe
 from lite_runner.text.spelling import byte_alphabet
 from lite_runner.text.tokenizer import SpecialTokens, enclose, special_tokens
+from lite_runner.text.tokenizer_cost import check_splits
 
 _GLM4_PREFIX = ("[gMASK]", "<sop>")  # of every prompt
 _LLAMA3_RANKS = 128_000  # of every Llama 3
@@ -57,6 +58,7 @@ def read_ranks(data: bytes, source: str) -> tokenizers.Tokenizer:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise ArtifactError(f"{source}: no token for {len(missing)} of 256 bytes")
+    check_splits(ranks, source)
     # GLM-4 has the same pre-tokenizer.
     return byte_level_bpe(models.BPE(vocab, _merges(ranks), ignore_merges=True), "llama3")
 

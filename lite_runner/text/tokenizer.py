@@ -200,7 +200,7 @@ class Tokenizer:
             return {
                 # Templates compare these, and look values up by keys.
                 key if key.isidentifier() else self._marked(key, mark): one
-                if key in ("role", "type")
+                if key in ("role", "type") and isinstance(one, str) and one.isidentifier()
                 else self._marked(one, mark)
                 for key, one in value.items()
             }

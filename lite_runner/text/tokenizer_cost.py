@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tokenizers
 
+from lite_runner.errors import ArtifactError
 from lite_runner.system.regex_cost import check_cost
 
 MAX_GROWTH = 64  # growth factor of a text by all replacements in turn
-MAX_PREFIX = 64  # characters before each piece of a text
+MAX_PREFIX = 64  # characters before each piece of a text, or tokens around it
+MAX_WORD = 1000  # characters of a word that WordPiece cuts, in a time that grows with their cube
+MAX_SPLITS = 1 << 28  # characters of all ways to split all tokens in two
+
+
+def check_splits(tokens: Iterable[str | bytes], source: str) -> None:
+    """Raises ArtifactError naming `source` where finding the merges of a vocabulary, which looks
+    every split of every token up, would take minutes or gigabytes."""
+    total = sum(len(token) ** 2 for token in tokens)
+    if total > MAX_SPLITS:
+        raise ArtifactError(
+            f"{source}: the splits of its tokens have {total:,} characters, expected at most"
+            f" {MAX_SPLITS:,}",
+            "the file is damaged, or not a vocabulary: fetch it again",
+        )
 
 
 def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
@@ -40,6 +55,29 @@ def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
                 raise ValueError(f"a prefix of more than {MAX_PREFIX} characters")
         if growth > MAX_GROWTH:
             raise ValueError(f"its replacements make a text {growth:.3g} times as long")
+    if getattr(backend.model, "max_input_chars_per_word", 0) > MAX_WORD:
+        raise ValueError(f"words of more than {MAX_WORD} characters (max_input_chars_per_word)")
+    if backend.post_processor is not None:
+        _check_templates(json.loads(backend.post_processor.__getstate__()))
+
+
+def _check_templates(processor: dict[str, Any]) -> None:
+    """Raises ValueError where a template repeats a text, or puts too many tokens around it."""
+    for step in _objects(processor):
+        if step.get("type") != "TemplateProcessing":
+            continue
+        texts = [piece for piece in step["single"] if "Sequence" in piece]
+        around = [
+            step["special_tokens"][piece["SpecialToken"]["id"]]
+            for piece in step["single"]
+            if "SpecialToken" in piece
+        ]
+        count = sum(len(token["ids"]) for token in around)
+        if len(texts) != 1 or count > MAX_PREFIX:
+            raise ValueError(
+                f"a template of {len(texts)} texts and {count} tokens, expected one text and at"
+                f" most {MAX_PREFIX} tokens"
+            )
 
 
 def _growth(replace: dict[str, Any]) -> float:

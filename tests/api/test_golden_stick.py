@@ -90,6 +90,8 @@ def test_a_blacklist_names_modules_that_stay_floats() -> None:
     expected = AutoModel.from_pretrained("tiny_llama", quant="a16w8", modules_to_not_convert=names)
     assert list(model.config.modules_to_not_convert) == names
     assert tokens_of(model) == tokens_of(expected)
+    RoundToNearest(PTQConfig(opname_blacklist="lm_head")).convert(model)
+    assert list(model.config.modules_to_not_convert) == ["lm_head"]
     RoundToNearest(PTQConfig()).convert(model)  # of another list, none is left
     assert tokens_of(model) == tokens_of(AutoModel.from_pretrained("tiny_llama", quant="a16w8"))
 

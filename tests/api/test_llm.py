@@ -64,6 +64,27 @@ def test_a_stream_is_the_text(llm: LLM) -> None:
     assert "".join(llm.stream(CHAT, **OPTIONS)) == answer.text
 
 
+def test_stop_texts_of_the_model_are_cut(llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPTS[0], **OPTIONS)
+    stop = whole.text[3:5]
+    with LLM("tiny_qwen2", llm.tokenizer, backend="native", stop=stop) as stopping:
+        (cut,) = stopping.generate(PROMPTS[0], **OPTIONS)
+        assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop"
+        assert "".join(stopping.stream(PROMPTS[0], **OPTIONS)) == cut.text
+        pipe = pipeline("text_generation", stopping._model, llm.tokenizer)
+        (text,) = pipe(PROMPTS[0], **OPTIONS)[0]["text_generation_text"]
+        assert text == PROMPTS[0] + cut.text
+        (other,) = stopping.generate(PROMPTS[0], stop=[], **OPTIONS)
+        assert other.text == whole.text
+
+
+def test_answers_are_texts_alone(llm: LLM) -> None:
+    for option in ({"logprobs": 2}, {"output_scores": True}, {"return_dict_in_generate": True}):
+        with pytest.raises(ConfigError) as caught:
+            llm.generate(PROMPTS[0], **option)
+        assert caught.value.hint.startswith("model.generate(ids, "), option
+
+
 def test_a_stream_that_is_left_ends(llm: LLM) -> None:
     threads = threading.active_count()
     for _ in llm.stream(PROMPTS[0], max_new_tokens=200, eos_token_id=[]):
@@ -71,6 +92,26 @@ def test_a_stream_that_is_left_ends(llm: LLM) -> None:
     assert threading.active_count() == threads
     with pytest.raises(ConfigError, match="foo: no such option"):
         list(llm.stream(PROMPTS[0], foo=1))
+
+
+def test_a_task_that_is_cancelled_ends_its_stream(llm: LLM) -> None:
+    threads = threading.active_count()
+
+    async def read(started: asyncio.Event) -> None:
+        async for _ in llm.astream(PROMPTS[0], max_new_tokens=200, eos_token_id=[]):
+            started.set()
+
+    async def cancelled() -> None:
+        started = asyncio.Event()
+        task = asyncio.create_task(read(started))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [one.name for one in threading.enumerate()].count("stream") == 0
+
+    asyncio.run(cancelled())
+    assert threading.active_count() == threads
 
 
 def test_conversations(llm: LLM) -> None:

@@ -178,8 +178,11 @@ def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
     assert cut == tokenizer.decode(new[:2]) != tokenizer.decode(new[:3])  # the end is no text
     second, longer = ready.model.chat(tokenizer, "And?", history, **greedy)
     assert longer[:2] == history and longer[-1]["content"] == second and len(history) == 2
-    _, messages = ready.model.chat(tokenizer, "Hi", instruction="Be kind", seed=1)
-    assert messages[0] == {"role": "system", "content": "Be kind"}
+    stopped, said = ready.model.chat(tokenizer, "Hi", **greedy, stop=plain[1:3])
+    assert stopped == said[-1]["content"] == plain[: plain.index(plain[1:3])]
+    for history in (None, []):
+        _, messages = ready.model.chat(tokenizer, "Hi", history, instruction="Be kind", seed=1)
+        assert messages[0] == {"role": "system", "content": "Be kind"}
 
 
 def test_settings_of_the_model_are_keywords_too() -> None:

@@ -49,6 +49,8 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
     [
         ({"max_length": 1, "padding": "max_length"}, "a text has 2 tokens"),
         ({"padding": "max_length"}, "needs a max_length"),
+        ({"max_length": -1, "truncation": True}, "max_length: got -1, expected an integer >= 0"),
+        ({"max_length": "3", "truncation": True}, "max_length: got '3', expected an integer >= 0"),
         ({"padding": "most"}, "padding: got 'most'"),
         ({"return_tensors": "np"}, "different lengths"),
         ({"return_tensors": "pt", "padding": True}, "return_tensors: got 'pt'"),
@@ -57,6 +59,20 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
 def test_invalid_padding(tokenizer: PreTrainedTokenizer, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tokenizer(["ab", "c"], **options)
+
+
+def test_what_a_script_sets_is_followed() -> None:
+    tokenizer = AutoTokenizer.from_pretrained("tiny_llama", eos_token=None)
+    tokenizer.pad_token = "</s>"
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = "{{ messages[0].content }}!"
+    assert tokenizer(["ab", "c"], padding=True)["input_ids"] == [[97, 98], [257, 99]]
+    chat = [{"role": "user", "content": "a"}]
+    ids = tokenizer.apply_chat_template(chat, add_special_tokens=True)
+    assert ids == [97, 33] == tokenizer.core.encode_chat(chat)
+    for name, value in (("padding_side", "lft"), ("pad_token", "<no>")):
+        with pytest.raises(ConfigError, match=f"{name}: "):
+            setattr(tokenizer, name, value)
 
 
 def test_decoding_one_and_several(tokenizer: PreTrainedTokenizer) -> None:
@@ -193,6 +209,11 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
         "pad_token": "<pad>",
     }
     assert tokenizer.get_vocab()["a"] == 97
+    for ids in ([-1], [1 << 40]):
+        with pytest.raises(ConfigError, match="expected one from 0 on"):
+            tokenizer.decode(ids)
+        with pytest.raises(ConfigError, match="expected one from 0 on"):
+            tokenizer.convert_ids_to_tokens(ids)
     with pytest.raises(ConfigError, match="got the id 5000"):
         tokenizer.convert_ids_to_tokens(5000)
     paths = tokenizer.save_pretrained(tmp_path / "saved")

@@ -183,3 +183,15 @@ def test_a_lora_config_is_the_section_of_a_yaml() -> None:
     assert isinstance(found, PetConfig) and found.lora_alpha == 16
     model = AutoConfig.from_pretrained("tiny_llama", pet_config=found)
     assert model.pet_config["lora_rank"] == 4 and PetConfig().pet_type is None
+
+
+def test_sections_are_configs_however_they_are_set() -> None:
+    config = MindFormerConfig()
+    config.update({"a": {"b": 1}}, c={"d": 2})
+    assert (config.a.b, config.c.d) == (1, 2)
+    assert config.setdefault("e", {"f": 3}).f == 3 and config.setdefault("a", 5).b == 1
+
+
+def test_a_lora_config_without_modules_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target_modules: missing; expected a string or a list"):
+        AutoModel.from_pretrained("tiny_llama", pet_config=LoraConfig())

@@ -139,6 +139,10 @@ def test_contradicting_vocabularies(sentencepiece_model: Model) -> None:
         build_tokenizer(replace(vocabulary, scores=[0.0]), source="test")
     with pytest.raises(ArtifactError, match=r"test: not a sentencepiece model: .*charsmap"):
         build_tokenizer(replace(vocabulary, character_map=b"\1"), source="test")
+    assert not vocabulary.unigram
+    long = [*vocabulary.pieces[:-1], "~" * 20_000]
+    with pytest.raises(ArtifactError, match="the splits of its tokens have 400,"):
+        build_tokenizer(replace(vocabulary, pieces=long), source="test")
     twice = [*vocabulary.pieces[:-1], vocabulary.pieces[5]]
     with pytest.raises(ArtifactError, match=r"1 of \d+ pieces occur twice"):
         build_tokenizer(replace(vocabulary, pieces=twice), source="test")

@@ -210,6 +210,9 @@ def test_llama3_ranks_without_other_files(tmp_path: Path) -> None:
 def test_invalid_vocabularies_are_refused(folder: Path) -> None:
     path = folder / "tokenizer.model"
     good = path.read_text(encoding="ascii")
+    long = [
+        f"{base64.b64encode(b'~' * length).decode()} {1000 + length}\n" for length in range(4, 1025)
+    ]
     for text, message in (
         (good + "YQ== x\n", "is not a token in base64 and its rank"),
         (good + "YWI 900\n", "is not base64"),
@@ -217,6 +220,7 @@ def test_invalid_vocabularies_are_refused(folder: Path) -> None:
         (good + "cXFxcXE= 3\n", "two tokens have one rank"),
         (good + f"{base64.b64encode(b'a' * 1025).decode()} 900\n", "a token of 1025 bytes"),
         (good[good.index("\n") + 1 :], "no token for 1 of 256 bytes"),
+        (good + "".join(long), "the splits of its tokens have 358,[0-9,]+ characters"),
     ):
         path.write_text(text, encoding="ascii")
         with pytest.raises(ArtifactError, match=message):

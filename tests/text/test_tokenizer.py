@@ -177,6 +177,7 @@ def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
         ('{"add_bos_token": "yes"}', "add_bos_token is 'yes', expected a bool"),
         ('{"added_tokens_decoder": {"x": {"content": "a"}}}', r"added_tokens_decoder\['x'\]"),
         ('{"added_tokens_decoder": {"9999": {"content": "<n>"}}}', "has id 9999"),
+        ('{"added_tokens_decoder": {"%s": {"content": "a"}}}' % ("9" * 5000), r"\['9{20}"),
         ('{"chat_template": 3}', "chat_template is 3"),
         ('{"chat_template": [{"name": "default"}]}', "chat_template is"),
     ],
@@ -226,6 +227,24 @@ def _charsmap(text: str) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}
 
 
+WORDPIECE = {"unk_token": "u", "continuing_subword_prefix": "##", "vocab": {"u": 0}}
+
+
+def _template(pieces: list[str]) -> dict[str, Any]:
+    def piece(name: str) -> dict[str, Any]:
+        return {"Sequence" if name == "A" else "SpecialToken": {"id": name, "type_id": 0}}
+
+    end = {"id": "</s>", "ids": [1], "tokens": ["</s>"]}
+    single = [piece(name) for name in pieces]
+    pair = [{"Sequence": {"id": one, "type_id": 0}} for one in "AB"]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {"</s>": end},
+    }
+
+
 def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": steps}
 
@@ -248,6 +267,12 @@ def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 99}}, "a prefix of more than 64"),
         ({"normalizer": _charsmap("ä" * 99)}, "make a text 99 times as long"),
         ({"normalizer": _sequence([_charsmap("a" * 18)] * 2)}, "make a text 324 times as long"),
+        ({"post_processor": _template(["A"] * 2)}, "a template of 2 texts and 0 tokens"),
+        ({"post_processor": _template(["</s>"] * 65 + ["A"])}, "1 texts and 65 tokens"),
+        (
+            {"model": {"type": "WordPiece", "max_input_chars_per_word": 1001, **WORDPIECE}},
+            r"words of more than 1000 characters \(max_input_chars_per_word\)",
+        ),
     ],
 )
 def test_a_tokenizer_that_may_take_forever(
