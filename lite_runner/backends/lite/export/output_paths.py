@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lite_runner.backends.lite.export.job import ExportJob, default_length
-from lite_runner.config.model_dir import is_export, is_ours, yamls_in
+from lite_runner.config.model_dir import is_ours, yamls_in
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import MANIFEST, GraphName
 from lite_runner.records import dataclass
@@ -110,8 +110,7 @@ def _move(source: Path, target: Path) -> None:
 
 def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths:
     """The output paths of a config: those of its graphs, `folder`, or, where that
-    is "", in a folder of output_dir. Raises ConfigError for a folder to overwrite that is no
-    export."""
+    is "", in a folder of output_dir."""
     settings, infer = job.settings, job.settings.infer
     if infer.prefill_model_path:
         first = Path(infer.prefill_model_path).expanduser()
@@ -125,19 +124,7 @@ def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths
     target = Path(folder).expanduser()
     if target.name in ("", ".."):  # as export_output=., where a temporary folder has no name
         target = target.resolve()
-    if overwrite and not _is_replaced(target):
-        raise ConfigError(
-            f"{target}: not an exported model, so overwrite=true does not replace it",
-            "choose another name, or remove it",
-        )
     return OutputPaths(target, overwrite=overwrite)
-
-
-def _is_replaced(target: Path) -> bool:
-    """True if nothing but an export is lost when one is written to this path."""
-    if not target.exists() or is_export(target):
-        return True
-    return target.is_dir() and not any(target.iterdir())
 
 
 def _particulars(job: ExportJob) -> Iterator[str]:
