@@ -30,7 +30,7 @@ class LlamaLikeSettings(RotarySettings):
     use_sliding_window: bool = False  # else sliding_window and the next three have no effect
     max_window_layers: Index = 0  # first layers, which have no window
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
-    sliding_window_pattern: Count | None = None  # every so manieth layer has no window
+    sliding_window_pattern: Count | None = None  # every Nth layer has no window
     no_rope_layers: tuple[Literal[0, 1], ...] | None = None  # 1: with rotary positions; null: all
     embedding_multiplier: Positive = 1.0
     attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
@@ -42,19 +42,18 @@ class LlamaLikeSettings(RotarySettings):
 
     def errors(self) -> Iterator[Error]:
         yield from super().errors()
-        if not self.use_sliding_window:
-            return
-        if self.sliding_window is None:
+        for name in ("layer_types", "no_rope_layers"):
+            listed = getattr(self, name)
+            if listed is not None and len(listed) != self.num_layers:
+                yield error(
+                    f"{name}: got {len(listed)} layers, expected num_layers={self.num_layers}",
+                    *(name, "num_layers"),
+                )
+        if self.use_sliding_window and self.sliding_window is None:
             yield error(
                 "sliding_window: got null, expected a number of tokens with"
                 f" {PREFIX}use_sliding_window=true",
                 *("use_sliding_window", "sliding_window"),
-            )
-        kinds, layers = self.layer_types, self.num_layers
-        if kinds is not None and len(kinds) != layers:
-            yield error(
-                f"layer_types: got {len(kinds)} layers, expected num_layers={layers}",
-                *("layer_types", "num_layers"),
             )
 
 

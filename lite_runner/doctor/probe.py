@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -85,9 +86,9 @@ def run(
             f"{Path(command[0]).name}: no end within {timeout_s:.0f} s"
         ) from None
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):  # what it started may outlive it
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()

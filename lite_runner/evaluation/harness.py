@@ -481,15 +481,18 @@ def compared(samples: Sequence[Sample], run: TaskRun, folder: Path) -> list[Diff
     other: dict[Any, dict[str, float]] = {
         (one["task"], one["index"], one["content"]): one["scores"] for one in read_lines(folder)
     }
-    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    known, pairs = 0, dict[tuple[str, str], list[tuple[float, float]]]()
     for place, scores in sorted(run.scores.items()):
         sample = samples[place]
         theirs = other.get((sample.name, sample.index, sample.content), {})
+        known += bool(theirs)
         for metric, value in scores.values.items():
             if metric not in PERPLEXITIES and metric in theirs:
                 pairs.setdefault((sample.task.task, metric), []).append((value, theirs[metric]))
-    if not pairs:
+    if not known:
         raise ConfigError(f"eval.compare: {folder} has none of this run's samples")
+    if not pairs:
+        progress.note("eval.compare: perplexities are not compared sample by sample")
     return [
         difference(task, metric, *zip(*values, strict=True))
         for (task, metric), values in pairs.items()

@@ -331,8 +331,10 @@ def _figure(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> MetricR
     several = len(values) > 1
     if name in PERPLEXITIES:
         means = _resampled(values) if several else values
-        error = float(np.exp(-means).std(ddof=1)) if several else None
-        perplexity = math.exp(min(-float(values.mean()), 700.0))  # beyond it no float64 is
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = float(np.exp(-means).std(ddof=1)) if several else None
+        error = error if error is not None and math.isfinite(error) else None
+        perplexity = math.exp(min(-float(values.mean()), 700.0))  # exp overflows beyond 709
         return MetricResult(metric=name, value=perplexity, stderr=error)
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if several else None
     return MetricResult(metric=name, value=float(values.mean()), stderr=error)

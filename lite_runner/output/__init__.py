@@ -364,8 +364,8 @@ def _probe(folder: Path) -> None:
 
 def _link(link: Path, target: Path) -> None:
     """Point `link` at `target` atomically."""
-    if link.is_dir() and not link.is_symlink():
-        raise OSError(errno.EEXIST, "a folder stands where a link is to be", str(link))
+    if os.path.lexists(link) and not link.is_symlink():
+        raise OSError(errno.EEXIST, "no link to a run, but a file or folder of yours", str(link))
     with temporary_folder("latest", link.parent) as staging:
         fresh = staging / "link"
         fresh.symlink_to(target.relative_to(link.parent), target_is_directory=True)

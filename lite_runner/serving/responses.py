@@ -111,7 +111,7 @@ class ReasoningItem(_Item):
 
 def _kind(given: Any) -> str | None:
     """The type of an item, which a message may leave out."""
-    return given.get("type", "message") if isinstance(given, dict) else str(given.type)
+    return given.get("type", "message") if isinstance(given, dict) else getattr(given, "type", None)
 
 
 Item = MessageItem | CallItem | ResultItem | ReasoningItem

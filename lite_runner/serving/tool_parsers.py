@@ -316,9 +316,10 @@ class JsonCalls(Buffered):
 
 
 def _json_form(before: str, *marks: str, **more: Any) -> JsonForm:
-    """The form of calls that are objects with a name; `before`: a regex."""
+    """The form of calls that are objects with a name; `before`: a regex, which takes the space
+    behind what it matches: two runs of space side by side are tried in all ways."""
     keys = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-    return JsonForm(marks, re.compile(rf"\s*{before}\s*{keys}"), **more)
+    return JsonForm(marks, re.compile(rf"\s*{before}{keys}"), **more)
 
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -336,18 +337,18 @@ def _begins_with_name(text: str, tools: Tools) -> bool:
 
 HERMES = _json_form("", BEGIN, end=END)
 LLAMA3 = _json_form(
-    rf"(?:{re.escape(_PYTHON_TAG)})?;?",
+    rf"(?:{re.escape(_PYTHON_TAG)}\s*)?(?:;\s*)?",
     begins=_begins_with_object,
     closing=re.compile(r"\s*\}?\s*"),
 )
-GRANITE = _json_form(r"[\[,]?", "<|tool_call|>", "<tool_call>")
-PHI4 = _json_form(r"[\[,]?", "functools", "<|tool_call|>", end="<|/tool_call|>")
-NEMOTRON = _json_form(r"[\[,]?", "<TOOLCALL>", end="</TOOLCALL>")
-HUNYUAN = _json_form(r"[\[,]?", "<tool_calls>", end="</tool_calls>")
+GRANITE = _json_form(r"(?:[\[,]\s*)?", "<|tool_call|>", "<tool_call>")
+PHI4 = _json_form(r"(?:[\[,]\s*)?", "functools", "<|tool_call|>", end="<|/tool_call|>")
+NEMOTRON = _json_form(r"(?:[\[,]\s*)?", "<TOOLCALL>", end="</TOOLCALL>")
+HUNYUAN = _json_form(r"(?:[\[,]\s*)?", "<tool_calls>", end="</tool_calls>")
 COHERE = JsonForm(
     ("<|START_ACTION|>",),
     re.compile(
-        r'\s*[\[,]?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
+        r'\s*(?:[\[,]\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
         r'"tool_name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"parameters"\s*:\s*(?=\{)'
     ),
     "<|END_ACTION|>",
@@ -356,8 +357,8 @@ COHERE = JsonForm(
 MISTRAL = JsonForm(
     ("[TOOL_CALLS]",),
     re.compile(
-        r'\s*(?:\[TOOL_CALLS\])?\s*(?:[\[,]?\s*\{\s*"name"\s*:\s*")?(?P<name>[\w.-]+)'
-        r'(?:"\s*,\s*"arguments"\s*:\s*|\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\])?\s*)(?=\{)'
+        r'\s*(?:\[TOOL_CALLS\]\s*)?(?:(?:[\[,]\s*)?\{\s*"name"\s*:\s*")?(?P<name>[\w.-]+)'
+        r'(?:"\s*,\s*"arguments"\s*:\s*|\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\]\s*)?)(?=\{)'
     ),
 )
 GLM4 = JsonForm(
@@ -397,8 +398,8 @@ DEEPSEEK = JsonForm(
 HARMONY = JsonForm(
     ("<|channel|>commentary", "<|start|>assistant to="),
     re.compile(
-        r"\s*(?:to=)?functions\.(?P<name>[\w.-]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?"
-        r"\s*(?:json)?\s*<\|message\|>\s*(?=\{)"
+        r"\s*(?:to=)?functions\.(?P<name>[\w.-]+)\s*(?:<\|channel\|>\w+\s*)?"
+        r"(?:<\|constrain\|>\s*)?(?:json\s*)?<\|message\|>\s*(?=\{)"
     ),
     "<|call|>",
     re.compile(r"\s*"),

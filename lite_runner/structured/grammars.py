@@ -8,9 +8,11 @@ its own request, and nobody else's.
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +28,11 @@ from lite_runner.text.tokenizer import Tokenizer
 MAX_CHARS = 1 << 16  # characters of a grammar
 MAX_MULTIPLE = 10_000  # of multipleOf, whose automaton has as many states
 MOST_REPEATS = 10_000  # product of nested repeats: an automaton has as many copies of the part
-_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|\{(\d+)(,?)(\d*)\}|[^\\]", re.DOTALL)
+# A class may hold others, and braces spaces, as llguidance reads them.
+_PART = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|\[[^\]]*\]|[^\]\\])*\]|\(|\)|\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}|[^\\]",
+    re.DOTALL,
+)
 # At most one space where JSON allows white space: a run of them need not end.
 _JSON_OPTIONS = {"whitespace_pattern": "[ ]?"}
 _ASCII = "dw"  # \\d and \\w are ASCII, as in JavaScript and JSON schemas
@@ -253,10 +259,12 @@ def _error(grammar: Grammar) -> str | None:
     """The error of a grammar that is too large or costly; None: it is not."""
     if len(grammar.lark) > MAX_CHARS:
         return f"{len(grammar.lark):,} characters, expected at most {MAX_CHARS:,}"
-    patterns = list(grammar.patterns)
+    patterns, states = list(grammar.patterns), 1
     for key, value in (pair for schema in grammar.schemas for pair in keywords(schema)):
-        if key == "multipleOf" and isinstance(value, int) and value > MAX_MULTIPLE:
-            return f"multipleOf: got {value}, at most {MAX_MULTIPLE} is taken"
+        if key == "multipleOf" and isinstance(value, (int, float)) and 0 < value < math.inf:
+            states = math.lcm(states, _states(value))  # those of allOf multiply
+            if states > MAX_MULTIPLE:
+                return f"multipleOf: got {value}, at most {MAX_MULTIPLE} in all is taken"
         if key == "pattern" and isinstance(value, str):
             patterns.append(value)
         if key == "patternProperties" and isinstance(value, dict):
@@ -265,6 +273,12 @@ def _error(grammar: Grammar) -> str | None:
         if (most := repeats(pattern)) > MOST_REPEATS:
             return f"{pattern[:40]!r} repeats {most:,} times, expected at most {MOST_REPEATS:,}"
     return None
+
+
+def _states(multiple: float) -> int:
+    """States of the automaton of multipleOf: the number without its decimal point."""
+    number = Decimal(str(multiple)).normalize()
+    return int(number.scaleb(-min(0, int(number.as_tuple().exponent))))
 
 
 def repeats(pattern: str) -> int:

@@ -105,6 +105,10 @@ MODEL = "model.model_config"
             ],
             "layer_types: got 1 layers, expected num_layers=2",
         ),
+        (
+            [f"{MODEL}.layer_types=[full_attention]", f"{MODEL}.no_rope_layers=[1,0,1]"],
+            "no_rope_layers: got 3 layers, expected num_layers=2",
+        ),
         ([f"{MODEL}.num_layers=4097"], "num_layers: got 4097"),
         ([f"{MODEL}.head_dim=7"], "head_dim: got 7, expected an even number"),
         (

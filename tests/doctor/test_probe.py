@@ -86,6 +86,14 @@ def test_a_hanging_process_is_killed_with_its_children(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_what_a_process_started_does_not_outlive_it() -> None:
+    left = int(probe.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"], 30).output)
+    deadline = time.monotonic() + 10
+    while lives(left):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_failed_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="no_program: cannot be started: No such file"):
         probe.run([str(tmp_path / "no_program")], 5)

@@ -86,6 +86,10 @@ def test_comparing_two_runs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (acc["task"], acc["metric"], acc["samples"]) == ("tiny_choice", "acc", 12)
     assert acc["better"] == better and 0 < acc["p"] <= 1 and norm["metric"] == "acc_norm"
     assert "better  worse  p" in capsys.readouterr().out
+    Path("texts.csv").write_text("text\nA text.\nAnother one.\n", "utf-8")
+    texts = [*AS_HF, "eval.tasks=[texts]", "eval.data=texts.csv"]
+    assert main(texts) == main([*texts, "eval.compare=outputs/latest"]) == 0
+    assert result()["differences"] == []
 
 
 def test_built_in_tasks_on_their_samples(capsys: pytest.CaptureFixture[str]) -> None:

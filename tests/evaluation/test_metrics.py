@@ -114,6 +114,8 @@ def test_standard_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     by_delta = found.value * logprobs.std() / math.sqrt(400)
     assert found.stderr == pytest.approx(by_delta, rel=0.1)
     # Resamples of two values: both are the first, each is one, both are the second.
+    (found,) = figures([{"perplexity": -900.0}, {"perplexity": -1000.0}])
+    assert math.isfinite(found.value) and found.stderr is None  # exp overflows
     (found,) = figures([{"perplexity": 0.0}, {"perplexity": -2.0}])
     resamples = np.exp([0.0, 1.0, 1.0, 2.0])
     assert found.stderr == pytest.approx(resamples.std(), rel=0.1)

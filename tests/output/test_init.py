@@ -76,12 +76,14 @@ def test_latest_follows_and_is_relative(tmp_path: Path) -> None:
     assert (tmp_path / "b/latest").resolve() == tmp_path / "b/2026-01-31" / newest.path.name
 
 
-def test_a_user_folder_named_latest_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "latest").mkdir()
-    (tmp_path / "latest/mine.txt").write_text("mine")
-    with pytest.raises(EnvironmentFault, match="latest: a folder stands"):
-        make(tmp_path)
-    assert (tmp_path / "latest/mine.txt").read_text() == "mine"
+def test_a_users_file_or_folder_named_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a/latest").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    for name in ("a/latest/mine.txt", "b/latest"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(EnvironmentFault, match="latest: no link to a run, but a file or fold"):
+            make(tmp_path / name[0])
+        assert (tmp_path / name).read_text() == "mine"
 
 
 def test_output_dir_below_a_file_is_refused(tmp_path: Path) -> None:

@@ -226,6 +226,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(((a{100}){100}){100}){100}"}, "guided_regex", "repeats 100,000,000 times"),
     ({"guided_regex": "(a|aa){1000}"}, "guided_regex", ""),
     ({"guided_json": {"multipleOf": 99_991}}, "guided_json", "multipleOf"),
+    ({"guided_json": {"multipleOf": 200_003.5}}, "guided_json", "multipleOf"),
+    (
+        {"guided_json": {"allOf": [{"multipleOf": 997}, {"multipleOf": 1009}]}},
+        "guided_json",
+        "in all",
+    ),
     ({"guided_json": {"pattern": "^(.{999}){999}$"}}, "guided_json", "repeats 998,001 times"),
     ({"guided_json": {"patternProperties": {"(.{999}){999}": {}}}}, "guided_json", "repeats"),
     ({"guided_choice": ["x" * 70_000]}, "guided_choice", "expected at most 65,536"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lite_runner.serving import tool_parsers
 from lite_runner.serving.options import ToolParser as Name
 from lite_runner.serving.tool_code import (
     GEMMA4,
@@ -18,7 +19,7 @@ from lite_runner.serving.tool_code import (
     write_turn,
 )
 from lite_runner.serving.tool_formats import FORMATS
-from lite_runner.serving.tool_parsers import END, Call, More
+from lite_runner.serving.tool_parsers import END, Call, JsonForm, More
 from tests.each import each
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
@@ -284,6 +285,15 @@ def test_hostile_calls_take_no_time(form: Name, output: str) -> None:
         output = output.replace("</arg_value>", "</parameter>")
     began = time.process_time()
     read(form, [output], TOOLS)
+    assert time.process_time() - began < 2
+
+
+def test_space_in_front_of_calls_takes_no_time(subtests: pytest.Subtests) -> None:
+    began = time.process_time()
+    for form in (one for one in vars(tool_parsers).values() if isinstance(one, JsonForm)):
+        with subtests.test(form=form.marks):
+            for before in ("", "[", " to=functions.f", "f", "[TOOL_CALLS]", "{", ";"):
+                assert form.header.match(before + "\n" * 20_000) is None
     assert time.process_time() - began < 2
 
 
