@@ -19,6 +19,7 @@ from lite_runner.architectures.naming import FusedExperts, Role
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import Index, LazyTensor, with_rows
+from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
 
 # Place of an expert's matrix in transformers' tensors [experts, rows, in]: gate before up.
 _FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows
@@ -52,15 +53,16 @@ def fuse(parts: Sequence[Parameter], held: Sequence[LazyTensor], model: Decoder)
     rows = [stored_rows(part, model) for part in parts]
     if rows[0] is None:
         return held[0]
-    dtypes = {tensor.dtype for tensor in held}
-    if len(dtypes) > 1:
-        raise ArtifactError(
-            f"{', '.join(part.name for part in parts)}: got the types {', '.join(sorted(dtypes))}, "
-            "expected one: the format keeps them in one tensor",
-            "convert the checkpoint to one type first",
-        )
+    held = _of_one_type(held)
     shape = (sum(tensor.shape[0] for tensor in held), *held[0].shape[1:])
     return LazyTensor(shape, held[0].dtype, lambda: _fused([one.read() for one in held], rows))
+
+
+def _of_one_type(held: Sequence[LazyTensor]) -> Sequence[LazyTensor]:
+    """The tensors, as F32 where their types differ: one tensor is to hold them."""
+    if len({one.dtype for one in held}) == 1:
+        return held
+    return [LazyTensor(one.shape, "F32", one.float32) for one in held]
 
 
 def _fused(parts: Sequence[NDArray[Any]], rows: Sequence[Rows | None]) -> NDArray[Any]:
@@ -147,15 +149,16 @@ def _fused_tensor(
     count = len(group) // fused.parts
     whole = (count, fused.parts * one.shape[0], *one.shape[1:])
     turned = fused.transposed and len(whole) == 3
+    held = _of_one_type([tensors[each.name] for each, _ in group])
 
     def read() -> NDArray[Any]:
-        result = np.empty(whole, tensors[one.name].read().dtype)
-        for each, place in group:
-            result[each.expert][_rows_of(each, place)] = tensors[each.name].read()
+        result = np.empty(whole, NUMPY_TYPES[held[0].dtype])
+        for (each, place), tensor in zip(group, held, strict=True):
+            result[each.expert][_rows_of(each, place)] = tensor.read()
         return np.ascontiguousarray(result.swapaxes(1, 2)) if turned else result
 
     shape = (whole[0], whole[2], whole[1]) if turned else whole
-    return LazyTensor(shape, tensors[one.name].dtype, read)
+    return LazyTensor(shape, held[0].dtype, read)
 
 
 def _rows_of(one: Parameter, fused: FusedExperts) -> slice:
@@ -224,10 +227,7 @@ def stacked(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, Lazy
 
 
 def _stack(each: Iterable[LazyTensor]) -> LazyTensor:
-    held = list(each)
-    types = {tensor.dtype for tensor in held}
-    if len(types) > 1:
-        held = [LazyTensor(one.shape, "F32", one.float32) for one in held]
+    held = _of_one_type(list(each))
 
     def read() -> NDArray[np.generic]:
         return np.stack([one.read() for one in held])

@@ -9,9 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor, narrowed, widened
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.formats.hugging_face import from_hugging_face, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors
-from lite_runner.weights.write import convert
+from lite_runner.weights.write import convert, narrow
 from tests.model_gguf import EXPERT, PROJECTIONS, Floats
 from tests.references import REFERENCE
 
@@ -79,3 +81,24 @@ def test_stacked_as_mindformers_has_them(case: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensor.read(), whole, name)
         part = (slice(1, 3),) * whole.ndim
         np.testing.assert_array_equal(tensor.piece(part), whole[part], name)
+
+
+def test_experts_of_different_types_are_fused_as_float32() -> None:
+    """A zero bias fits into 16 bits where the others do not, as in a converted GGUF."""
+    model = model_config_of(REFERENCE / "gpt_oss")
+    assert model is not None
+    tensors = dict(open_checkpoint(REFERENCE / "gpt_oss", model))
+    for name, tensor in tensors.items():
+        values = tensor.float32()
+        if values.ndim > 1:
+            values = widened(narrowed(values, "BF16"))
+        elif name.endswith("ffn.0.w1.bias"):
+            values = np.zeros_like(values)
+        dtype = "BF16" if values.ndim > 1 else "F32"
+        held = narrowed(values, dtype)
+        tensors[name] = LazyTensor(tensor.shape, dtype, lambda held=held: held)
+    mixed = narrow(tensors)
+    assert len({tensor.dtype for name, tensor in mixed.items() if name.endswith("w1.bias")}) == 2
+    found = from_hugging_face(to_hugging_face(mixed, model), model, "x")
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(found[name].float32(), tensor.float32(), name)

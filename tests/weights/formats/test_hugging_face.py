@@ -153,14 +153,19 @@ def test_missing_unexpected_misshapen_in_the_file_s_own_names(
     assert "model.norm.weight: got [31], expected [32]" in str(caught.value)
 
 
-def test_parts_of_different_types_cannot_be_fused(
-    configs: Mapping[str, Decoder], values: Values
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_parts_of_different_types_are_fused_as_float32(
+    dtype: str, configs: Mapping[str, Decoder], values: Values
 ) -> None:
-    ours = values(configs["gpt2"])
-    half = values(configs["gpt2"], "F16")
-    name = "backbone.blocks.0.attention.dense2.weight"
-    with pytest.raises(ArtifactError, match="got the types F16, F32, expected one"):
-        to_hugging_face(ours | {name: half[name]}, configs["gpt2"])
+    config = configs["gpt2"]
+    ours, name = values(config), "backbone.blocks.0.attention.dense2.weight"
+    for mixed in (
+        ours | {name: values(config, dtype)[name]},
+        values(config, dtype) | {name: ours[name]},
+    ):
+        found = from_hugging_face(to_hugging_face(mixed, config), config, "x")
+        for one, tensor in mixed.items():
+            np.testing.assert_array_equal(found[one].float32(), tensor.float32(), one)
 
 
 def sharded(folder: Path, tensors: Mapping[str, LazyTensor]) -> Path:
