@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write, make_folder, read_json
+from lite_runner.system.files import atomic_write, read_json
 from lite_runner.weights import LazyIntegers, LazyTensor
 from lite_runner.weights.quantization.calibration import (
     ROWS,
@@ -246,13 +246,22 @@ class KeptLayers:
     goes on behind them."""
 
     def __init__(self, folder: Path, settings: str) -> None:
-        """`settings`: of the run; a folder of others is emptied."""
+        """`settings`: of the run; a folder of others is emptied.
+
+        Raises ConfigError for a folder with other files, EnvironmentFault where nothing can be
+        written.
+        """
         self._folder = folder
-        file = folder / "settings"
-        if not file.is_file() or file.read_text(encoding="utf-8") != settings:
+        file, ours = folder / "settings", settings.encode()
+        if not file.is_file() and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder}: a calibration keeps its layers there, and it holds other files",
+                "move it away, or choose another quantize_output=",
+            )
+        if not file.is_file() or file.read_bytes() != ours:
             self.remove()
-            make_folder(folder)
-            file.write_text(settings, encoding="utf-8")
+            with atomic_write(file) as written:
+                written.write(ours)
 
     @property
     def count(self) -> int:
@@ -294,7 +303,7 @@ class KeptLayers:
                         group = 8 // bits * values.shape[1] // groups if groups else 0
                         zero = 8 if low is None and bits == 4 else 0
                         found[name] = QuantizedTensor(bits, group, values, scales, low, zero)
-        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise self.broken(str(error)) from error
         return found, floats
 

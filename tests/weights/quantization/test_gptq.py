@@ -12,7 +12,7 @@ from lite_runner.architectures.naming import Role
 from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import Weights, capped, forward, norm
 from lite_runner.architectures.spec import Decoder
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
@@ -182,10 +182,24 @@ def test_a_calibration_that_was_ended_goes_on_behind_its_layers(
             np.savez(file, **(changed if other is None else changed | {last: other}))
             with pytest.raises(ArtifactError, match="not the layers of a calibration"):
                 run(KeptLayers(folder, "a"))
-    file.write_bytes(b"PK")
-    with pytest.raises(ArtifactError, match="not the layers of a calibration"):
-        run(KeptLayers(folder, "a"))
+    for content in (b"PK", b""):
+        file.write_bytes(content)
+        with pytest.raises(ArtifactError, match="not the layers of a calibration"):
+            run(KeptLayers(folder, "a"))
     assert KeptLayers(folder, "b").count == 0
+
+
+def test_a_folder_of_the_user_is_not_emptied(tmp_path: Path) -> None:
+    folder = tmp_path / "q.partial"
+    folder.mkdir()
+    KeptLayers(folder, "a")  # an empty one will do
+    (folder / "settings").write_bytes(b"\xff")  # cut off, or of another program
+    KeptLayers(folder, "a")
+    (folder / "settings").rename(folder / "notes.txt")
+    with pytest.raises(ConfigError, match=r"q\.partial: .* other files") as caught:
+        KeptLayers(folder, "a")
+    assert "quantize_output=" in caught.value.hint
+    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
 def test_matrices_of_8_bits_are_measured_once(tmp_path: Path) -> None:
