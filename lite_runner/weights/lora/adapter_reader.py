@@ -158,7 +158,14 @@ def adapter_folders(
             f"give {LISTING} ({{name: folder}}), or an adapter's folder",
         )
     if not is_listing(path):
-        return {path.resolve().stem if path.suffix == GGUF else path.resolve().name: path}
+        name = path.resolve().stem if path.suffix == GGUF else path.resolve().name
+        if adapter_name(name) is None:
+            raise ArtifactError(
+                f"adapter_path: {path}: an adapter takes the name of its folder or file, and"
+                f" the name {name} means the base model",
+                f"rename it, or list it under another name in {LISTING} ({{name: folder}})",
+            )
+        return {name: path}
     if path.is_dir():
         path = path / LISTING
         if _is_inside(path.parent, root):

@@ -277,6 +277,14 @@ def test_a_listing_that_is_broken(tmp_path: Path, text: str, expected: str) -> N
     assert expected in refusal(folder / "lora_adapter.json")
 
 
+@pytest.mark.parametrize("name", ["none", "Base", "null"])
+def test_one_adapter_whose_name_means_the_base_model(change: Change, name: str) -> None:
+    """adapter_id= could not choose it, and a run without one would compute with the base."""
+    folder = change("all")
+    error = refusal(folder.rename(folder.with_name(name)))
+    assert f"the name {name} means the base model" in error and "lora_adapter.json" in error
+
+
 def test_the_folders_may_lie_anywhere_or_below_the_root_that_is_named(
     change: Change, tmp_path: Path
 ) -> None:
