@@ -26,8 +26,9 @@ from lite_runner.weights.lora.adapter_gguf import SUFFIX, write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import LISTING, MINDFORMERS_FILE, PEFT_FILE, PREFIX
 from lite_runner.weights.write import check_folder, check_free, replaced_folder, write_files
 
-# Files left by another conversion, which would be read in place of those written.
-_OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
+# Files left by another conversion, which would be read in place of those written. config.json, of
+# a model or an adapter, is not: that which is written beside it is read first.
+_OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, NAMES[0]}
 
 
 def write_adapters(

@@ -141,10 +141,11 @@ def test_a_folder_in_use_is_replaced_only_when_asked(tmp_path: Path) -> None:
     adapters, model = opened("gpt2")
     one = {"all": adapters["all"]}
     write_adapters(one, model, tmp_path / "x", "mindformers", listed=False)
-    (tmp_path / "x/notes.txt").write_text("mine")
+    for name in ("notes.txt", "config.json"):  # a model's, whose folder it may be
+        (tmp_path / "x" / name).write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):
         write_adapters(one, model, tmp_path / "x", "peft", listed=False)
     write_adapters(one, model, tmp_path / "x", "peft", listed=False, overwrite=True)
     assert sorted(file.name for file in (tmp_path / "x").iterdir()) == [
-        *("adapter_config.json", "adapter_model.safetensors", "notes.txt")
+        *("adapter_config.json", "adapter_model.safetensors", "config.json", "notes.txt")
     ]
