@@ -33,6 +33,7 @@ class Behaviour:
     status: int = 0  # of every file, in place of the file
     sizes: bool = True  # the hub says how long files are, and their digests
     body: bytes = b""  # of every answer, in place of what was asked for
+    kind: str = "application/json"  # of that body
     address: str = ""  # of the server
     html: bool = False  # the index answers in HTML alone
     key: str = ""  # that the Authorization header must have
@@ -70,7 +71,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 self.answer(401, b"{}")
                 return
             if behaviour.body:
-                self.answer(200, behaviour.body)
+                self.answer(200, behaviour.body, behaviour.kind)
                 return
             path = urllib.parse.unquote(self.path.split("?")[0]).strip("/").split("/")
             query = dict(urllib.parse.parse_qsl(self.path.partition("?")[2]))

