@@ -81,6 +81,9 @@ def first_bytes(path: Path, count: int) -> bytes:
 Index = tuple[slice, ...]  # a slice an axis, without steps
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
 DType = Literal["F32", "F16", "BF16"]
+# From here on numbers round to infinity.
+LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
+_NAN = np.uint16(0x7FC0)  # as BF16
 CHUNK = 1 << 22  # bytes copied at a time: they stay in the processor's cache
 COMPARED_AT_ONCE = 1 << 22  # values; bounds the memory of comparing large tensors
 
@@ -192,18 +195,24 @@ def watched(tensor: LazyTensor, look: Callable[[NDArray[Any]], None]) -> LazyTen
 
 
 def cast(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
-    """The tensor `name` in another type, each value rounded to the nearest.
+    """The tensor `name` in another type, each value rounded to the nearest; infinity and NaN stay.
 
-    Reading raises ArtifactError where a value is too large for it.
+    Reading raises ArtifactError where a number is too large for it.
     """
     if tensor.dtype == dtype:
         return tensor
 
     def read() -> NDArray[Any]:
-        with np.errstate(over="ignore"):
-            rounded = narrowed(tensor.float32(), dtype)
-        if dtype == "F16" and np.isinf(rounded).any():
-            raise ArtifactError(f"tensor {name}: has values too large for F16", "take BF16")
+        values = tensor.float32()
+        if dtype == "F32":
+            return values
+        if ((np.abs(values) >= LIMITS[dtype]) & np.isfinite(values)).any():
+            wider = "BF16 or F32" if dtype == "F16" else "F32"
+            raise ArtifactError(f"tensor {name}: has values too large for {dtype}", f"take {wider}")
+        with np.errstate(over="ignore"):  # some processors say so of infinity
+            rounded = narrowed(values, dtype)
+        if dtype == "BF16" and (not_numbers := np.isnan(values)).any():
+            rounded = np.where(not_numbers, _NAN, rounded)
         return rounded
 
     return LazyTensor(tensor.shape, dtype, read)
@@ -216,12 +225,16 @@ def shifted(tensor: LazyTensor, by: float) -> LazyTensor:
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
     """[a, b] as [b, a]; integers and blocks are [out, in] all the same."""
+
+    def piece(index: Index) -> NDArray[Any]:
+        return _copied(tensor.piece(index[::-1]), lambda array: array.T)
+
     return replace(
         derived(tensor, tensor.shape[::-1], lambda array: array.T),
         integers=tensor.integers,
         block_type=tensor.block_type,
         blocks=tensor.blocks,
-        part=lambda index: _copied(tensor.piece(index[::-1]), lambda array: array.T),
+        part=None if tensor.part is None else piece,
     )
 
 

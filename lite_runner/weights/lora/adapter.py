@@ -278,7 +278,7 @@ def _sum(base: LazyTensor, pair: LoraPair, site: TargetModule, name: str) -> NDA
         total = a.T @ b.T if site.transposed else b @ a
         total += base.float32()
         stored = narrowed(total, base.dtype)
-    if not np.isfinite(total).all() or (base.dtype == "F16" and not np.isfinite(stored).all()):
+    if not np.isfinite(total).all() or not np.isfinite(widened(stored)).all():
         raise ArtifactError(
             f"adapter {name}: {site.weight} merged with it has values that are not numbers, or too "
             f"large for {base.dtype}",

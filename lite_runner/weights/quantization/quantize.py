@@ -18,7 +18,15 @@ from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import sections
 from lite_runner.errors import ArtifactError
-from lite_runner.weights import DType, LazyIntegers, LazyTensor, drop_pages, narrowed, widened
+from lite_runner.weights import (
+    LIMITS,
+    DType,
+    LazyIntegers,
+    LazyTensor,
+    drop_pages,
+    narrowed,
+    widened,
+)
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,
@@ -29,9 +37,6 @@ from lite_runner.weights.quantization.quantized import (
 
 PIECE_BYTES = 1 << 24  # bytes of float32 read at a time, where slices of a tensor are cheap
 _SHORT: dict[sections.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
-# From here on values round to infinity.
-_LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
-
 
 # Matrices that the native operators fuse: role -> name of the fused matrix.
 TOGETHER: dict[Role | None, str] = {
@@ -262,7 +267,7 @@ def _nearest(
 ) -> NDArray[Any]:
     """The stored bits [*shape] of the values that come in `pieces`."""
     result = np.empty(math.prod(shape), NUMPY_TYPES[dtype])
-    limit, done = _LIMITS[dtype], 0
+    limit, done = LIMITS[dtype], 0
     for piece in pieces:
         flat = piece.reshape(-1)
         for start in range(0, flat.size, VALUES_AT_ONCE):

@@ -493,12 +493,21 @@ def test_merges_that_are_refused() -> None:
         merged(base, adapter, model)
     model, base, adapter = parts("llama", "all")
     name, pair = next(iter(adapter.pairs.items()))
-    broken = LazyTensor(pair.b.shape, "F32", lambda: np.full(pair.b.shape, np.nan, np.float32))
-    adapter = replace(adapter, pairs={**adapter.pairs, name: replace(pair, b=broken)})
-    with pytest.raises(
-        ArtifactError, match=f"{name} merged with it has values that are not numbers"
-    ):
-        merged(base, adapter, model)[name].read()
+    shape, rank = base[name].shape, pair.a.shape[0]
+    ones = LazyTensor(pair.a.shape, "F32", lambda: np.ones(pair.a.shape, np.float32))
+    largest = 3.4028235e38 / rank / pair.scale  # its product is a float32, and no BF16
+    zeros = {
+        "F32": base[name],
+        "BF16": LazyTensor(shape, "BF16", lambda: np.zeros(shape, np.uint16)),
+    }
+    for dtype, value in (("F32", np.nan), ("BF16", np.nan), ("BF16", largest)):
+        b = np.full(pair.b.shape, value, np.float32)
+        held = replace(pair, a=ones, b=LazyTensor(b.shape, "F32", lambda b=b: b))  # type: ignore[misc]
+        changed = replace(adapter, pairs={**adapter.pairs, name: held})
+        with pytest.raises(
+            ArtifactError, match=f"{name} merged with it has values that are not .* for {dtype}"
+        ):
+            merged(base | {name: zeros[dtype]}, changed, model)[name].read()
 
 
 def test_an_adapter_of_fused_modules_changes_their_parts(tmp_path: Path) -> None:
