@@ -58,15 +58,16 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 f"({len(names)} tensors of {len(shards)} shards)",
                 "fetch the missing file; the download may have been interrupted",
             )
+        own: dict[str, StoredTensor] = {}
         if index.name == TORCH_INDEX:
             from lite_runner.weights.formats.torch_file import open_torch
 
             found = open_torch(shard, is_buffer)
         else:
-            found = open_safetensors(shard, is_buffer, others)
-        held = found.keys() | others.keys()
+            found = open_safetensors(shard, is_buffer, own)
+        held = found.keys() | own.keys()
         absent = [name for name in names if name not in held and not is_buffer(name)]
-        extra = [name for name in found if name not in names]
+        extra = [name for name in (*found, *own) if name not in names]
         if absent or extra:
             kind, listed = ("lacks", absent) if absent else ("also holds", extra)
             raise ArtifactError(
@@ -75,6 +76,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 "fetch the index and its shards again, all of one revision",
             )
         tensors.update(found)
+        others.update(own)
     return unpack(tensors, others, index)
 
 

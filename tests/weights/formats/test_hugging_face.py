@@ -19,7 +19,7 @@ from lite_runner.weights.formats.hugging_face import (
     shapes_in_files,
     to_hugging_face,
 )
-from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.formats.safetensors_file import Entry, write_entries, write_safetensors
 from tests.paths import REFERENCE
 
 Values = Callable[..., dict[str, LazyTensor]]
@@ -223,6 +223,22 @@ def test_a_shard_that_is_not_the_one_described(
     del weight_map[first]
     with pytest.raises(ArtifactError, match=f"it also holds 1 tensors: {first}"):
         open_index(write_index(tmp_path, weight_map))
+
+
+@pytest.mark.parametrize("dtype", ["F32", "I8"])
+def test_a_tensor_that_the_index_gives_to_another_shard(dtype: str, tmp_path: Path) -> None:
+    """Of integers, too: parts of a quantized matrix may lie in several shards."""
+    array = np.ones((2, 2), {"F32": np.float32, "I8": np.int8}[dtype])
+    held = {1: ("a", "m.weight"), 2: ("b", "m.weight")}
+    for number, names in held.items():
+        entries = [Entry(name, dtype, array.shape, lambda: iter([array])) for name in names]
+        write_entries(tmp_path / f"model-0000{number}-of-00002.safetensors", entries, {})
+    files = {"a": 1, "m.weight": 1, "b": 2}
+    index = write_index(
+        tmp_path, {name: f"model-0000{at}-of-00002.safetensors" for name, at in files.items()}
+    )
+    with pytest.raises(ArtifactError, match=r"00002-of.*it also holds 1 tensors: m\.weight"):
+        open_index(index)
 
 
 @pytest.mark.parametrize(
