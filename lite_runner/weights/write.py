@@ -26,6 +26,7 @@ from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
+from lite_runner.weights.quantization.quantized_checkpoint import MANIFEST
 
 HEAD = "lm_head.weight"
 HEAD_NOTE = (
@@ -127,7 +128,7 @@ def write_hugging_face(
 ) -> None:
     """Write canonical tensors, and small files `beside`, as a folder that transformers loads.
     Raises EnvironmentFault."""
-    with replaced_folder(target, {INDEX, *COPIED_FILES}) as temporary:
+    with replaced_folder(target, {INDEX, MANIFEST, *COPIED_FILES}) as temporary:
         theirs = to_hugging_face(tensors, model)
         write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
         write_files(temporary, beside)

@@ -119,6 +119,9 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_its_files(
     assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == given["tokenizer.json"]
 
 
+STALE = ("model.safetensors.index.json", "quantization.json")
+
+
 def test_existing_targets(
     configs: Mapping[str, Decoder], values: Values, same: Same, tmp_path: Path
 ) -> None:
@@ -134,12 +137,13 @@ def test_existing_targets(
     folder.mkdir()
     convert(source, config, folder, "huggingface")  # an empty folder is free
     (folder / "mine.txt").touch()
-    (folder / "model.safetensors.index.json").write_text("of another model")
+    for name in STALE:
+        (folder / name).write_text("of another model")
     with pytest.raises(ConfigError, match="exists already"):
         convert(source, config, folder, "huggingface")
     convert(source, config, folder, "huggingface", overwrite=True)
     assert (folder / "mine.txt").exists()
-    assert not (folder / "model.safetensors.index.json").exists()
+    assert not any((folder / name).exists() for name in STALE)
     same(open_checkpoint(folder, config), values(config))
 
 
