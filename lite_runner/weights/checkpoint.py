@@ -203,8 +203,10 @@ def config_folder(path: Path) -> Path:
     """
     try:
         file = weights_file(path)
-    except ArtifactError:  # a folder of shards, or of a tokenizer alone
-        return path if path.is_dir() else path.parent
+    except ArtifactError:  # a folder of shards, or of a tokenizer alone, or weights not fetched
+        if path.is_dir():
+            return path
+        file = path
     own = file.with_name(file.name + FILES)
     return own if own.is_dir() else file.parent
 

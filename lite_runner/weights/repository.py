@@ -18,6 +18,7 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, cache_dir
 from lite_runner.system.user_cache import is_intact
+from lite_runner.weights.checkpoint import FILES
 from lite_runner.weights.download import (
     Remote,
     download,
@@ -26,6 +27,7 @@ from lite_runner.weights.download import (
     without_credentials,
 )
 from lite_runner.weights.formats import INDEX, TOKENIZER_FILES, TORCH_INDEX
+from lite_runner.weights.formats.gguf_file import PART, parts_of
 from lite_runner.weights.formats.hugging_face import read_index
 from lite_runner.weights.hubs import DIGEST, HUBS, Hub, HubFile, hugging_face_cache
 
@@ -42,6 +44,7 @@ _BESIDE = (
     "quant_config.json",
     "quant_model_description.json",
     "quantization_description.json",
+    "quantization.json",
     *TOKENIZER_FILES,
     MODULES,
     PROMPTS,
@@ -61,7 +64,6 @@ _FORMATS = (
     ("pytorch_model.bin", TORCH_INDEX, re.compile(r"pytorch_model.*\.bin"), (".bin", ".pth")),
 )
 _OTHERS = re.compile(r"(adapter_model|consolidated|training_args|optimizer|scheduler).*")
-_PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _NO_MODEL = re.compile(r"(?i)(.*/)?(mmproj|[^/]*imatrix).*")
 _QUANTIZATION = re.compile(
     r"(?i)(?:.*[-._/])?((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|FP?32))"
@@ -112,7 +114,7 @@ class Repository:
 
     def fetch(self, *, weights: bool) -> Path:
         """The folder of its files, or its GGUF file, downloaded unless they are there; without a
-        network that in the cache. Raises as `download`, and ArtifactError."""
+        network, the cached one. Raises as `download`, and ArtifactError."""
         try:
             listing = self.hub.listing(self.name, self._branch, self._needs_folder)
         except (OSError, ValueError) as error:
@@ -179,12 +181,17 @@ class Repository:
                 f" GGUF); it has {_some(names)}",
                 f"name a file of it: {self.uri}/FILE",
             )
+        beside += _own_files(found[0], names) if found else []
         return [*beside, *(found if weights else ())]
 
     def _weights(self, top: Sequence[str]) -> list[str]:
         for whole, index, shards, suffixes in _FORMATS:
             if index in top and shards is not None:
-                return [index, *(name for name in top if shards.fullmatch(name) and name != whole)]
+                others = [name for name in top if name != whole]
+                usual = [name for name in others if shards.fullmatch(name)]
+                # The index, which is not here yet, may call them otherwise.
+                kind = PurePosixPath(whole).suffix
+                return [index, *(usual or (name for name in others if name.endswith(kind)))]
             if whole in top:
                 return [whole]
             found = [
@@ -211,7 +218,8 @@ class Repository:
             return self._parts(self.file, names)
         folder = self.file.rpartition("/")[0]
         paths = [f"{folder}/{name}" if folder else name for name in _BESIDE]
-        return [path for path in paths if path in names] + ([self.file] if weights else [])
+        beside = [path for path in paths if path in names] + _own_files(self.file, names)
+        return beside + ([self.file] if weights else [])
 
     def _quantized(self, names: Collection[str], quantization: str) -> list[str]:
         """The parts of the GGUF of a quantization; "": of the only one, or the usual one."""
@@ -219,7 +227,7 @@ class Repository:
         checkpoints: dict[str, str] = {}
         for name in sorted(names):
             if name.endswith(".gguf") and not _NO_MODEL.fullmatch(name):
-                part = _PART.fullmatch(name)
+                part = PART.fullmatch(name)
                 checkpoints.setdefault(part["name"] if part else name.removesuffix(".gguf"), name)
         if not quantization and len(checkpoints) == 1:
             return self._parts(next(iter(checkpoints.values())), names)
@@ -241,11 +249,7 @@ class Repository:
     def _parts(self, name: str, names: Collection[str]) -> list[str]:
         """All parts of a GGUF, of which `name` is one. Raises ArtifactError where some are
         missing."""
-        part = _PART.fullmatch(name)
-        if part is None:
-            return [name]
-        count = part["count"]
-        parts = [f"{part['name']}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+        parts = [one.as_posix() for one in parts_of(Path(name))]
         if missing := [one for one in parts if one not in names]:
             raise ArtifactError(f"{self.uri}: {name}: the repository lacks {_some(missing)}")
         return parts
@@ -268,16 +272,17 @@ class Repository:
                     if path.is_file()
                 ]
                 # A tokenizer downloaded alone lies in the same folder.
-                needed = self.needed(names, weights=weights)
+                known = [*names, self.file] if self.file else names
+                needed = self.needed(known, weights=weights)
                 indexes = [name for name in needed if name.endswith(".index.json")]
                 shards = {shard for name in indexes for shard in read_index(folder / name)}
-                if needed and shards <= set(names):
+                if needed and {*needed, *shards} <= {*names}:
                     return folder, needed
         return None
 
     def _entry(self, folder: Path, names: Sequence[str]) -> Path:
         """The path to read: the first part of a GGUF, the file that was named, or the folder."""
-        if names[0].endswith(".gguf"):
+        if names and names[0].endswith(".gguf"):
             return folder.resolve() / names[0]
         if self.file:
             return folder.resolve() / self.file
@@ -303,6 +308,7 @@ class Repository:
     def _link(self, folder: Path, files: Mapping[str, Remote]) -> None:
         """Make the folder of a commit, with links to the blobs of its files."""
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             for name, file in files.items():
                 link = folder / name
                 link.parent.mkdir(parents=True, exist_ok=True)
@@ -333,6 +339,11 @@ class Repository:
             f"check the network and the name, {self.hub.remedy},"
             " or give load_checkpoint= a local path (load_checkpoint=random for random weights)",
         )
+
+
+def _own_files(file: str, names: Collection[str]) -> list[str]:
+    """Config and tokenizer of a weights file alone, as run_mode=convert writes them beside it."""
+    return [name for name in names if name.startswith(f"{file}{FILES}/")]
 
 
 def _is_of(stem: str, quantization: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.repository import Repository
 from lite_runner.weights.source import cached, fetch, weights_to_fetch
 from tests.download_server import COMMIT, Behaviour, serving
@@ -59,6 +60,19 @@ def hub(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
             ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"],
         ),
         (["name.ckpt", "config.json"], ["config.json", "name.ckpt"]),
+        (
+            ["model.safetensors", "quantization.json", "config.json"],
+            ["config.json", "quantization.json", "model.safetensors"],
+        ),
+        (
+            ["m.ckpt", "m.ckpt.files/config.json", "x/config.json"],
+            ["m.ckpt.files/config.json", "m.ckpt"],
+        ),
+        (
+            ["shard-1.safetensors", "shard-2.safetensors", "model.safetensors.index.json"],
+            ["model.safetensors.index.json", "shard-1.safetensors", "shard-2.safetensors"],
+        ),
+        (["x-00001-of-00000.gguf"], ["x-00001-of-00000.gguf"]),
         (["name.gguf", "config.json"], ["name.gguf"]),
         (
             ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"],
@@ -128,6 +142,26 @@ def test_a_split_quantization_is_fetched_whole(hub: Behaviour) -> None:
     assert cached("hf://owner/name:Q8_0") == found and cached("hf://owner/name:Q4_0") is None
     assert fetch("hf://owner/name/Q8_0/name-Q8_0-00002-of-00002.gguf") == found
     assert weights_to_fetch("hf://owner/name:Q4_0") is None  # its bytes do not tell
+
+
+def test_a_file_and_what_is_beside_it(hub: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("m.ckpt", "m.ckpt.files/config.json", "n.safetensors", "config.json")
+    hub.repositories = {"owner/name": dict.fromkeys(files, b"{}")}
+    uri = "hf://owner/name/m.ckpt"
+    found = fetch(uri, weights=False)
+    assert config_folder(found) == found.with_name("m.ckpt.files")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert fetch(uri, weights=False) == found == cached(uri, weights=False)
+    assert cached(uri) is None and not found.exists()
+    with pytest.raises(ArtifactError, match="could not be fetched"):
+        fetch(uri)
+
+
+def test_a_repository_without_what_a_tokenizer_needs(hub: Behaviour) -> None:
+    hub.repositories = {"owner/name": {"model.safetensors": b"x"}}
+    found = fetch("hf://owner/name", weights=False)
+    assert found.is_dir() and not list(found.iterdir())
+    assert cached("hf://owner/name", weights=False) is None
 
 
 def test_equal_files_are_downloaded_once(hub: Behaviour) -> None:

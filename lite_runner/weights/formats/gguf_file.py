@@ -60,7 +60,7 @@ QUANTIZED_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLO
 
 
 # As llama.cpp names the files of a split checkpoint.
-_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>(?!00000)\d{5})\.gguf")
 
 
 @dataclass(frozen=True, repr=False)
@@ -435,7 +435,7 @@ def looks_like_gguf(path: Path) -> bool:
 def parts_of(path: Path) -> list[Path]:
     """The files of the split checkpoint of `path`, in order, present or not; of another
     file it alone."""
-    part = _PART.fullmatch(path.name)
+    part = PART.fullmatch(path.name)
     if part is None:
         return [path]
     count = part["count"]
@@ -455,7 +455,7 @@ def open_gguf(path: Path) -> GGUFFile:
     ArtifactError for whatever does not follow the format, and where a part is missing."""
     header = read_header(path)
     count = header.metadata.get("split.count", 1)
-    if count == 1:
+    if count in (0, 1):  # 0 once its parts were merged
         return GGUFFile(header, _tensors(header))
     parts = parts_of(path)
     if len(parts) != count:

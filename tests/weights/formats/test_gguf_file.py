@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import weights_file
 from lite_runner.weights.formats import gguf_blocks, gguf_file
 from lite_runner.weights.formats.gguf_blocks import dequantize
 from lite_runner.weights.formats.gguf_file import (
@@ -22,6 +23,7 @@ from lite_runner.weights.formats.gguf_file import (
     Array,
     TensorEntry,
     open_gguf,
+    parts_of,
     read_header,
     read_metadata,
 )
@@ -284,6 +286,18 @@ def test_the_parts_of_a_split_checkpoint_are_one(tmp_path: Path) -> None:
         found = open_gguf(path)
         assert found.path == first and list(found.tensors) == ["a", "b", "c"]
         assert found.tensors["c"].lazy().read().tolist() == [ord("c")] * 8
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m-00001-of-00000.gguf"])
+def test_a_file_that_parts_were_merged_to(name: str, tmp_path: Path) -> None:
+    """llama-gguf-split --merge keeps split.count, as 0."""
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", 0)
+
+    path = write(tmp_path / name, {"a": (np.ones(8, np.float32), "F32")}, fill)
+    assert parts_of(path) == [path]
+    assert open_gguf(weights_file(path)).tensors["a"].lazy().read().tolist() == [1] * 8
 
 
 @pytest.mark.parametrize(
