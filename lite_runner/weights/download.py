@@ -281,6 +281,8 @@ class _Transfer:
                     part.write(piece)
                     part.flush()
                 self._step.advance(len(piece))
+                if file.size is not None and part.tell() > file.size:
+                    return  # `_check` refuses it
             if answer.length:  # announced bytes that did not arrive
                 raise OSError("the connection was closed early")
 
@@ -302,8 +304,8 @@ def _check(file: Remote) -> None:
     if found != expected:
         file.part.unlink()
         raise ArtifactError(
-            f"{without_credentials(file.url)}: the file that arrived is damaged, or another one: "
-            f"got {found}, expected {expected}",
+            f"{without_credentials(file.url)}: the downloaded file is damaged or not the expected "
+            f"one: got {found}, expected {expected}",
             "run again to download it again; if that fails again, do not use the server's file",
         )
 

@@ -1,7 +1,7 @@
 """Model hubs: Hugging Face, ModelScope and Modelers.
 
-Each says by an HTTP API of its own which files a repository has at a revision, where they are, how
-long they are, and what their digests are; the rest (`repository`) is the same for all.
+Each lists, over its own HTTP API, a repository's files at a revision with their URLs, sizes and
+digests; the rest (`repository`) is the same for all.
 """
 
 from __future__ import annotations
@@ -158,9 +158,7 @@ class Modelers(Hub):
         waiting, commit, files = [""], "", {}
         if folder:
             waiting.append(folder)
-        for seen, place in enumerate(waiting):
-            if seen == MAX_FOLDERS:
-                raise ValueError(f"it has more than {MAX_FOLDERS} folders")
+        for place in waiting:
             found = self._ask(f"api/v1/file/{name}", {"ref": revision, "path": place})["data"]
             commit = commit or _commit(found["last_commit"]["commit"]["commit_sha"])
             for one in found["tree"]:
@@ -173,6 +171,8 @@ class Modelers(Hub):
                     )
                 elif folder is not None and path not in waiting and path.startswith(folder):
                     waiting.append(path)
+                    if len(waiting) > MAX_FOLDERS:
+                        raise ValueError(f"it has more than {MAX_FOLDERS} folders")
         return Listing(commit, _safe(files))
 
 

@@ -88,6 +88,15 @@ def test_another_file_is_refused_and_not_kept(file: Remote) -> None:
     assert file.target.read_bytes() == CONTENT
 
 
+def test_a_file_longer_than_announced_is_not_received_whole(
+    file: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 1000)
+    with pytest.raises(ArtifactError, match=r"got 10,\d{3} bytes, expected 9,999"):
+        download([Remote(file.url, file.target, 9_999, SHA256)], "it")
+    assert not list(file.target.parent.iterdir())
+
+
 def test_a_digest_of_git(file: Remote, url: str) -> None:
     blob = hashlib.sha1(b"blob %d\0" % len(CONTENT) + CONTENT).hexdigest()
     download([Remote(file.url, file.target, len(CONTENT), blob)], "it")

@@ -165,6 +165,16 @@ def test_an_answer_that_is_none(
         fetch("hf://owner/name")
 
 
+def test_a_listing_of_too_many_folders(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "MAX_FOLDERS", 3)
+    files = {f"sub/{number}/x": b"" for number in range(5)}
+    server.repositories = {"owner/name": files | {"sub/x.gguf": b"GGUF"}}
+    use("modelers", server, monkeypatch)
+    with pytest.raises(ArtifactError, match="more than 3 folders"):
+        fetch("modelers://owner/name/sub/x.gguf")
+    assert len(server.asked) == 2  # none of those folders
+
+
 def test_a_listing_that_is_cut_short(server: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     use("hf", server, monkeypatch)
 
