@@ -30,7 +30,7 @@ from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import (
     check_folder,
-    check_free,
+    check_gguf,
     check_target,
     config_file,
     convert,
@@ -115,7 +115,7 @@ def plan(config: Config) -> Plan:
     target, form = Path(config.convert_output).expanduser(), config.convert_format
     if form == "peft" or form == "mindformers" or form == "gguf":
         if form == "gguf" and not _is_listed(config):
-            _check_gguf(target, config.overwrite)
+            check_gguf(target, config.overwrite)
         else:
             check_folder(target, config.overwrite)
         files = None if config.model_config() else locate_for_plan(config.source)
@@ -203,13 +203,6 @@ def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> di
 def _is_listed(config: Config) -> bool:
     """True if several adapters are written: a listing stays one, unless adapter_id chooses."""
     return config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
-
-
-def _check_gguf(target: Path, overwrite: bool) -> None:
-    """Raises ConfigError where one adapter cannot be written as a GGUF file."""
-    if target.suffix != ".gguf" or target.is_dir():
-        raise ConfigError(f"{target}: expected the name of a .gguf file to write")
-    check_free(target, overwrite)
 
 
 def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:

@@ -39,7 +39,7 @@ from lite_runner.sizing import (
     weight_bytes,
 )
 from lite_runner.system.environment import cores
-from lite_runner.system.files import make_folder, new_folder, read_small, readable, require_space
+from lite_runner.system.files import new_folder, read_small, readable, require_space
 from lite_runner.system.memory import free_memory
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
 )
 from lite_runner.weights.write import (
     check_folder,
-    check_free,
+    check_gguf,
     check_not_source,
     check_replaced,
     write_beside,
@@ -238,7 +238,7 @@ def plan(config: Config) -> Plan:
     if kind is None:
         _check_target(target, config.overwrite)
     else:
-        check_free(target, config.overwrite)
+        check_gguf(target, config.overwrite)
     files = locate_for_plan(config.source)
     check_not_source("quantize_output", target, files.path)
     if form := TOOLS.get(config.format):
@@ -552,7 +552,6 @@ def _write_gguf(
     importance: Importance | None,
 ) -> int:
     """Write a GGUF file; returns the bytes of its tensors. Raises RunnerError."""
-    make_folder(target.parent)
     tensors = files.whole()
     with progress.step("quantize", total=len(tensors), unit="tensors") as step:
         return write_gguf(

@@ -146,6 +146,23 @@ def new_folder(target: Path) -> Iterator[Path]:
         ) from error
 
 
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """The path of a file to write; on exit it atomically replaces `target`. See `new_folder`."""
+    make_folder(target.parent)
+    try:
+        with temporary_folder(target.name, target.parent) as folder:
+            fresh = folder / target.name
+            yield fresh
+            fresh.replace(target)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{target}: cannot be written: {error.strerror or error}",
+            "check the permissions of the folder and the free space",
+        ) from error
+    sync_folder(target.parent)
+
+
 def put_in_place(fresh: Path, target: Path) -> None:
     """Atomically rename `fresh` to `target`, on the same disk; a file or folder that was there is
     moved to where `fresh` was, or beside it."""

@@ -234,6 +234,13 @@ def check_free(target: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
+def check_gguf(target: Path, overwrite: bool) -> None:
+    """Raise ConfigError where `target` is no name of a GGUF file, or cannot be written as one."""
+    if target.suffix != ".gguf" or target.is_dir():
+        raise ConfigError(f"{target}: expected the name of a .gguf file to write")
+    check_free(target, overwrite)
+
+
 def with_progress(
     tensors: Mapping[str, LazyTensor], report: Callable[[str], None]
 ) -> dict[str, LazyTensor]:

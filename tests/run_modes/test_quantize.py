@@ -426,6 +426,9 @@ def test_unsupported_gguf_output_is_refused_before_loading(
     assert "quantize.format=Q4_K_M writes a file, got x: add .gguf" in message
     assert "quant=a16w4 has no effect: quantize.format=Q4_K_M names the blocks" in message
     assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in message
+    Path("d.gguf").mkdir()
+    message = fault(capsys, *run, "quantize_output=d.gguf", "overwrite=true")
+    assert "d.gguf: expected the name of a .gguf file to write" in message
     message = fault(capsys, *run, "quantize_output=x.gguf", code=4)
     assert "a GGUF file cannot hold this tokenizer: it is neither" in message
 

@@ -17,7 +17,7 @@ from lite_runner.architectures import Parameter, architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.files import require_space, temporary_folder
+from lite_runner.system.files import new_file, require_space
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.gguf_checkpoint import (
@@ -110,9 +110,8 @@ def write_gguf(
 
     layout = _layout(model, kind, finer)
     size = sum(one.nbytes for one in layout)
-    with temporary_folder(parent=path.parent) as folder:
-        require_space(folder, size)
-        fresh = folder / path.name
+    with new_file(path) as fresh:
+        require_space(fresh.parent, size)
         metadata = _metadata(model, kind)
         writer = gguf.GGUFWriter(fresh, metadata.pop("general.architecture"))
         for key, value in {**metadata, **tokenizer}.items():
@@ -137,7 +136,6 @@ def write_gguf(
             writer.write_tensor_data(_bytes(one, tensors, model, search, sizes))
             advance(len(one.parts))
         writer.close()
-        fresh.replace(path)
     return size
 
 

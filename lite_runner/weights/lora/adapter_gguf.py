@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import GGUF, Parameter, architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import temporary_folder
+from lite_runner.system.files import new_file
 from lite_runner.weights import same_values, transposed
 from lite_runner.weights.formats.gguf_checkpoint import file_order, in_canonical_order
 from lite_runner.weights.formats.gguf_file import GGUFFile, GGUFTensor, open_gguf
@@ -73,8 +73,7 @@ def write_lora_gguf(adapter: Adapter, model: Decoder, path: Path) -> None:
     products = _products(adapter, model)
     alphas = Counter(scale * len(a) for a, _, scale in products.values())
     ((alpha, _), *_others) = alphas.most_common(1)
-    with temporary_folder(path.name, path.parent) as folder:
-        fresh = folder / path.name
+    with new_file(path) as fresh:
         writer = gguf.GGUFWriter(fresh, _architecture(model))
         writer.add_string("general.type", "adapter")
         writer.add_string("adapter.type", "lora")
@@ -89,7 +88,6 @@ def write_lora_gguf(adapter: Adapter, model: Decoder, path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        fresh.replace(path)
 
 
 def _gguf(model: Decoder) -> GGUF:
@@ -143,13 +141,13 @@ def _misfit(base: str, a: GGUFTensor, b: GGUFTensor, parts: Sequence[Parameter])
     """The validation error of the tensors; "": none."""
     outputs, inputs = sum(_sizes(one)[0] for one in parts), _sizes(parts[0])[1]
     rank = b.shape[-1]
+    found = f"{base}: lora_a is {list(a.shape)} and lora_b {list(b.shape)}, expected"
+    if not rank:
+        return f"{found} a rank of 1 or more"
     expected_a = (inputs, rank) if base == _EMBEDDING else (rank, inputs)
     if a.shape == expected_a and b.shape == (outputs, rank):
         return ""
-    return (
-        f"{base}: lora_a is {list(a.shape)} and lora_b {list(b.shape)}, expected"
-        f" {list(expected_a)} and {[outputs, rank]}"
-    )
+    return f"{found} {list(expected_a)} and {[outputs, rank]}"
 
 
 def _pairs(

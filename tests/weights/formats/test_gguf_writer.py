@@ -12,7 +12,7 @@ import pytest
 
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder, RopeScaling
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.training.kernels import searched
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
@@ -99,6 +99,14 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
 def test_a_model_of_more_than_256_tensors() -> None:
     model = CONFIGS["llama"]
     check_writable(replace(model, blocks=model.blocks[:1] * 30), "Q8_0")
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    model, path = CONFIGS["llama"], tmp_path / "x.gguf"
+    path.mkdir()
+    with pytest.raises(EnvironmentFault, match=r"x\.gguf: cannot be written: Is a directory"):
+        write_gguf(path, random_checkpoint(model, 0), model, "Q8_0", {}, search=searched)
+    assert [one.name for one in tmp_path.iterdir()] == ["x.gguf"]
 
 
 def test_models_that_gguf_cannot_express_are_refused() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_in
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
@@ -173,6 +173,17 @@ def test_matrices_that_files_have_in_another_order(
             open_lora_gguf("x", path, model)
 
 
+def test_where_a_file_is_written(tmp_path: Path) -> None:
+    adapters, model = opened("llama")
+    adapter = next(iter(plain(adapters, model).values()))
+    write_lora_gguf(adapter, model, tmp_path / "new/folder/x.gguf")
+    assert open_lora_gguf("x", tmp_path / "new/folder/x.gguf", model).pairs.keys()
+    (tmp_path / "y.gguf").mkdir()
+    with pytest.raises(EnvironmentFault, match=r"y\.gguf: cannot be written: Is a directory"):
+        write_lora_gguf(adapter, model, tmp_path / "y.gguf")
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "y.gguf"}
+
+
 def test_refused_input(tmp_path: Path) -> None:
     adapters, model = opened("llama")
     adapter = next(iter(plain(adapters, model).values()))
@@ -191,6 +202,9 @@ def test_refused_input(tmp_path: Path) -> None:
     writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((2, 8), np.float32))
     writer.add_tensor("blk.9.attn_q.weight.lora_a", np.zeros((2, 8), np.float32))
     writer.add_tensor("blk.9.attn_q.weight.lora_b", np.zeros((8, 2), np.float32))
+    width = model.hidden_size
+    writer.add_tensor("blk.1.attn_q.weight.lora_a", np.zeros((0, width), np.float32))
+    writer.add_tensor("blk.1.attn_q.weight.lora_b", np.zeros((width, 0), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -199,6 +213,7 @@ def test_refused_input(tmp_path: Path) -> None:
         open_lora_gguf("x", path, model)
     assert "blk.0.attn_norm.weight: not a tensor of plain LoRA" in str(caught.value)
     assert "blk.0.attn_q.weight: has no lora_b" in str(caught.value)
+    assert f"lora_a is [0, {width}] and lora_b [{width}, 0], expected a rank" in str(caught.value)
     assert "blk.9.attn_q.weight: the model has no such matrix" in str(caught.value)
     glm = opened("glm")[1]
     with pytest.raises(ArtifactError, match=r"glm: llama\.cpp has no such family"):
