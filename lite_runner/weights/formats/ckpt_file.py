@@ -144,9 +144,11 @@ def _parse(data: NDArray[np.uint8], end: int) -> dict[str, _Entry]:
         name, entry = _parse_value(data, start, stop)
         if name not in entries:
             entries[name] = entry
-        elif name != last or (entry.shape, entry.type_name) != (
-            entries[name].shape,
-            entries[name].type_name,
+        elif (
+            name != last
+            or (entry.shape, entry.type_name) != (entries[name].shape, entries[name].type_name)
+            or not entry.shape  # no rows to cut it between
+            or 0 in entry.shape
         ):
             raise ValueError(f"tensor {name!r} occurs twice, again at byte {start:,}")
         else:

@@ -70,7 +70,11 @@ def open_torch(
             found, storages = _read_zip(path)
         else:
             found, storages = _read_legacy(path)
-    except (NotTensors, zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+    except zipfile.BadZipFile as error:
+        raise ArtifactError(
+            f"{path}: a damaged zip archive: {error}", "fetch the file again"
+        ) from error
+    except (NotTensors, NotImplementedError, OSError, ValueError) as error:
         raise refused(path, str(error)) from error
     if not isinstance(found, dict) or not found:
         raise refused(path, f"it holds a {type(found).__name__}, expected a dictionary of tensors")
@@ -171,7 +175,8 @@ def _read_legacy(path: Path) -> tuple[Any, dict[str, NDArray[np.uint8]]]:
         found, keys, position = interpret(file), interpret(file), file.tell()
     values = found.values() if isinstance(found, dict) else ()
     needed = {one.storage.key: one.storage for one in values if isinstance(one, Strided)}
-    if not isinstance(keys, list) or {key for key in keys if isinstance(key, str)} != set(needed):
+    is_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not is_names or set(keys) != set(needed):
         raise NotTensors("its storages are not those of its tensors")
     storages = {}
     for key in keys:  # each preceded by its number of values
@@ -331,7 +336,7 @@ class _Machine:
     def set_items(self, pairs: list[Any]) -> None:
         keys = pairs[::2]
         if len(pairs) % 2 or not all(type(key) in (str, int) for key in keys):
-            raise NotTensors("a key of a dictionary is neither a text nor a number")
+            raise NotTensors("a key of a dictionary is neither a string nor an integer")
         self.top(dict).update(zip(keys, pairs[1::2], strict=True))
 
     def build(self) -> None:

@@ -111,6 +111,8 @@ def _of_gguf(path: Path) -> Importance:
         name = key.removesuffix(".in_sum2")
         if f"{name}.counts" not in tensors:
             raise _broken(path, f"{name} lacks its counts")
+        if 0 in tensor.shape:
+            raise _broken(path, f"{name} has no inputs")
         sums = tensor.lazy().float32()
         sums = sums.reshape(-1, sums.shape[-1])
         counts = tensors[f"{name}.counts"].lazy().float32().reshape(-1, 1)
@@ -122,7 +124,11 @@ def _of_gguf(path: Path) -> Importance:
 
 
 def _of_dat(path: Path) -> Importance:
-    data, found, at = read_small(path, "an importance matrix", MAX_BYTES), {}, 0
+    try:
+        data = read_small(path, "an importance matrix", MAX_BYTES)
+    except OSError as error:
+        raise _broken(path, error.strerror or str(error)) from error
+    found, at = {}, 0
 
     def take(size: int) -> bytes:
         nonlocal at

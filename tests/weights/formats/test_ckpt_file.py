@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
+from lite_runner.system.protobuf import field, varint
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats import ckpt_file
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt, write_ckpt
@@ -137,6 +138,23 @@ def test_a_tensor_that_occurs_twice(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() * 2)
     with pytest.raises(ArtifactError, match="'w' occurs twice"):
         open_ckpt(file)
+
+
+@pytest.mark.parametrize(
+    ("dims", "values"),
+    [((0,), (b"ab", b"cd")), ((0, 5), (b"", b"")), ((3, 0), (b"", b"")), ((0,), (b"", b""))],
+)
+def test_a_tensor_without_rows_is_not_cut(
+    dims: tuple[int, ...], values: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    content = b""
+    for value in values:
+        held = b"".join(b"\x08" + varint(size) for size in dims)
+        held += field(2, b"Float32") + field(3, value)
+        content += field(1, field(1, b"w") + field(2, held))
+    (tmp_path / "x.ckpt").write_bytes(content)
+    with pytest.raises(ArtifactError, match="'w' occurs twice"):
+        open_ckpt(tmp_path / "x.ckpt")
 
 
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.integers(0, 200))

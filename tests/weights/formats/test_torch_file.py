@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import pickle
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -89,6 +91,7 @@ def torch_file(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 ONE = tensor(storage("0", "FloatStorage", 4), (2, 2), (2, 1))
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 DATA = {"data/0": np.arange(4, dtype=np.float32).tobytes()}
 
 
@@ -273,7 +276,7 @@ def damaged(kind: str) -> bytes:
         ("compressed", "is compressed or encrypted"),
         ("big-endian", "not little-endian"),
         ("two pickles", "2 files data.pkl"),
-        ("cut off", "not a zip file"),
+        ("cut off", r"x\.bin: a damaged zip archive: .*not a zip file\n.*fetch the file again"),
         ("overlapping", "overlaps another member"),
         ("name", "can't decode byte 0xff"),
         ("beyond", "reaches beyond the archive"),
@@ -284,6 +287,15 @@ def test_a_damaged_archive_is_refused(kind: str, message: str, tmp_path: Path) -
     path.write_bytes(damaged(kind))
     with pytest.raises(ArtifactError, match=message):
         open_torch(path)
+
+
+@pytest.mark.parametrize("keys", ["[5]", "[[]]", "['0', 5]", "{}", "['1']"])
+def test_a_legacy_file_with_storages_of_other_names(keys: str, tmp_path: Path) -> None:
+    head = [pickle.dumps(one, 2) for one in (LEGACY_MAGIC, 1001, {"little_endian": True})]
+    held = pickle.dumps(ast.literal_eval(keys), 2)
+    (tmp_path / "x.bin").write_bytes(b"".join([*head, pickled({"x": ONE}), held]))
+    with pytest.raises(ArtifactError, match="its storages are not those of its tensors"):
+        open_torch(tmp_path / "x.bin")
 
 
 @given(

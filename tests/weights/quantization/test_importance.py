@@ -12,6 +12,7 @@ from lite_runner.architectures import parameters
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization import importance
 from lite_runner.weights.quantization.importance import (
     Importance,
     importance_file,
@@ -63,3 +64,16 @@ def test_experts_in_both_forms(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(data)
             with pytest.raises(ArtifactError, match=f"{GATES} has .* inputs, expected"):
                 read_importance(tmp_path / name, MODEL)
+
+
+def test_files_that_are_none_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MODEL is not None
+    empty = importance_file({GATES: np.zeros((1, 0), np.float32)}, "a text", 8)
+    (tmp_path / "x.gguf").write_bytes(empty)
+    with pytest.raises(ArtifactError, match=f"{GATES} has no inputs"):
+        read_importance(tmp_path / "x.gguf", MODEL)
+    monkeypatch.setattr(importance, "MAX_BYTES", 100)
+    (tmp_path / "x.dat").write_bytes(bytes(101))
+    with pytest.raises(ArtifactError, match="more than 100 bytes") as caught:
+        read_importance(tmp_path / "x.dat", MODEL)
+    assert "quantize.data=" in caught.value.hint
