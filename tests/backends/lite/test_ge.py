@@ -184,7 +184,7 @@ def test_settings_that_cannot_be(setting: str, expected: str, faults: Faults) ->
 def test_a_yaml_that_contains_itself(faults: Faults, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("infer:\n  ge_options: &a\n    ascend_context: *a\n")
-    assert "nested too deeply" in faults(*given("--config", str(file)))
+    assert "a value holds itself" in faults(*given("--config", str(file)))
 
 
 def test_an_own_file_is_used_unchanged(resolve: Resolve, tmp_path: Path) -> None:
