@@ -16,6 +16,7 @@ from lite_runner.config.prompt import Message, Request
 from lite_runner.config.prompts import adapter_names, read_prompts, read_requests, with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 TINY = "model=tiny_llama"
@@ -413,9 +414,9 @@ def test_a_prompt_of_its_own_may_sample(resolve: Resolve) -> None:
     assert resolve(*by_hand, "seed=1").seed == 1
 
 
-@pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen2"])
-@pytest.mark.parametrize("given", ["", "do_sample=", "temperature=0.5 do_sample=", "top_k=3"])
-@pytest.mark.parametrize("asked", ["", "true", "false"])
+@each("model", ["tiny_llama", "tiny_qwen2"])
+@each("given", ["", "do_sample=", "temperature=0.5 do_sample=", "top_k=3"])
+@each("asked", ["", "true", "false"])
 def test_a_run_samples_where_its_options_do(
     resolve: Resolve, model: str, given: str, asked: str
 ) -> None:

@@ -256,8 +256,8 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "right", "wrong"), SCHEMAS, ids=str)
 @pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
+@each(("schema", "right", "wrong"), SCHEMAS)
 def test_values_are_of_the_schema(
     form: Name, schema: Any, right: list[str], wrong: list[str]
 ) -> None:

@@ -184,8 +184,11 @@ def test_conv1d_is_held_as_other_linear_layers(tmp_path: Path) -> None:
     assert sum(bool(one.block_type) for one in found.values()) >= 8
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_other_shapes_and_types_end_in_an_error(name: str, tmp_path: Path) -> None:
+@each("name", LAYOUTS)
+def test_other_shapes_and_types_end_in_an_error(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("layout")
     write_folder(tmp_path, name)
     described, data = header(tmp_path)
     draw = np.random.default_rng(len(name))

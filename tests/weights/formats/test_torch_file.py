@@ -21,6 +21,7 @@ from lite_runner.weights.formats import TORCH_INDEX
 from lite_runner.weights.formats.hugging_face import is_buffer
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
+from tests.each import each
 from tests.paths import FIXTURES
 
 TORCH = FIXTURES / "torch"
@@ -211,7 +212,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("refusal", HOSTILE)
+@each("refusal", HOSTILE)
 def test_a_hostile_pickle_is_refused(refusal: str, tmp_path: Path) -> None:
     pickle = pickled({"good": ONE, "bad": HOSTILE[refusal]})
     Path("x.bin").write_bytes(archive({"data.pkl": pickle, **DATA}))
