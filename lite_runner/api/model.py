@@ -160,8 +160,8 @@ class PreTrainedModel:
         fetched only where stop texts or an export need it: ids do without. With one the answer is
         text, which comes without logits.
         """
-        in_dict = {name: options.get(name) for name in ("logprobs", "prompt_logprobs")}
-        for name, value in in_dict.items() if not in_a_dict else ():
+        for name in () if in_a_dict else ("logprobs", "prompt_logprobs"):
+            value = options.get(name)
             value = getattr(self.config, name) if value is None else value
             if value is not None:
                 raise ConfigError(

@@ -187,7 +187,7 @@ class TextGenerationPipeline:
         greedy = self._is_greedy if is_sample_acceleration is None else is_sample_acceleration
         if greedy and options.get("do_sample", self.model.config.do_sample):
             raise ConfigError(
-                "is_sample_acceleration=True chooses the likeliest token; but this call samples",
+                "is_sample_acceleration=True chooses the likeliest token, but this call samples",
                 "is_sample_acceleration=False",
             )
         batch = self._batch_size if batch_size is None else read_batch_size(batch_size)

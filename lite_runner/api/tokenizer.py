@@ -424,8 +424,8 @@ class Padding:
         length = self.max_length
         if length is not None and (type(length) is not int or length < 0):
             raise ConfigError(f"max_length: got {show(length)}, expected an integer >= 0")
-        if _TRUNCATES[self.truncation] and self.max_length is not None:
-            rows = [row[: self.max_length] for row in rows]
+        if _TRUNCATES[self.truncation] and length is not None:
+            rows = [row[:length] for row in rows]
         width = self._width(max(map(len, rows), default=0))
         if self.pad is None and any(len(row) < width for row in rows):
             raise ConfigError(f"{self.source} has no padding token")

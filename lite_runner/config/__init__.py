@@ -18,12 +18,12 @@ import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
 from lite_runner.errors import show as show
 from lite_runner.records import PathText, Variants, dataclass
+from lite_runner.system.files import user_path
 
 Scalar = str | int | float | bool | None  # values of a free mapping
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
@@ -103,9 +103,9 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
 
 def _read_path(text: str, key: str, errors: list[Invalid]) -> str | None:
     try:
-        Path(text).expanduser()
-    except RuntimeError:
-        errors.append(invalid(key, f"{key}: {text}: there is no such user, or no home of theirs"))
+        user_path(text, key)
+    except ConfigError as error:
+        errors.append(invalid(key, error.message))
         return None
     return text
 

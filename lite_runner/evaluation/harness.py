@@ -481,11 +481,12 @@ def compared(samples: Sequence[Sample], run: TaskRun, folder: Path) -> list[Diff
     other: dict[Any, dict[str, float]] = {
         (one["task"], one["index"], one["content"]): one["scores"] for one in read_lines(folder)
     }
-    known, pairs = 0, dict[tuple[str, str], list[tuple[float, float]]]()
+    known = False
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for place, scores in sorted(run.scores.items()):
         sample = samples[place]
         theirs = other.get((sample.name, sample.index, sample.content), {})
-        known += bool(theirs)
+        known |= bool(theirs)
         for metric, value in scores.values.items():
             if metric not in PERPLEXITIES and metric in theirs:
                 pairs.setdefault((sample.task.task, metric), []).append((value, theirs[metric]))

@@ -316,8 +316,8 @@ class JsonCalls(Buffered):
 
 
 def _json_form(before: str, *marks: str, **more: Any) -> JsonForm:
-    """The form of calls that are objects with a name; `before`: a regex, which takes the space
-    behind what it matches: two runs of space side by side are tried in all ways."""
+    """The form of calls that are objects with a name; `before`: a regex that also takes the white
+    space after it, since two adjacent runs of it would backtrack."""
     keys = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
     return JsonForm(marks, re.compile(rf"\s*{before}{keys}"), **more)
 

@@ -161,7 +161,7 @@ def adapter_folders(
         name = path.resolve().stem if path.suffix == GGUF else path.resolve().name
         if adapter_name(name) is None:
             raise ArtifactError(
-                f"adapter_path: {path}: an adapter takes the name of its folder or file, and"
+                f"{key}: {path}: an adapter takes the name of its folder or file, and"
                 f" the name {name} means the base model",
                 f"rename it, or list it under another name in {LISTING} ({{name: folder}})",
             )
